@@ -17,8 +17,9 @@ from asbuilt import InputError, build, decoder
 from asbuilt.nn.model import Model
 from asbuilt.spec import LanguageModel
 from asbuilt.train.batch import IGNORED, Batch
-from asbuilt.train.optimizer import Optimizer, optimizers
+from asbuilt.train.optimizer import optimizers
 from asbuilt.train.schedule import SHAPES, Schedule
+from asbuilt.train.settings import Optimizer
 from asbuilt.train.step import NotFinite, evaluate, train_step
 
 

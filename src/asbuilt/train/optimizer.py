@@ -6,55 +6,14 @@ Weight decay pulls matrices towards 0; vectors (gains, biases) and, unless asked
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal, get_args
 
 import torch
 from torch import nn
 
-from asbuilt.errors import InputError, one_of
 from asbuilt.nn.build import built_parameters
 from asbuilt.nn.model import Model
-from asbuilt.spec.part import Role, Weight, stored_weights
-
-Name = Literal["adamw", "adafactor", "muon", "sgd"]
-NAMES: tuple[Name, ...] = get_args(Name)
-ROLES: tuple[Role, ...] = get_args(Role)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Optimizer:
-    """Which optimizer, and its numbers; those that it does not have are left unused."""
-
-    name: Name = "adamw"
-    """adamw, adafactor, sgd, or muon: Muon for the matrices of the blocks and AdamW for all else."""
-    lr: float = 1e-3
-    """Peak learning rate, which the schedule multiplies."""
-    betas: tuple[float, float] = (0.9, 0.95)
-    """AdamW's decay of both moments; the first is SGD's momentum."""
-    eps: float = 1e-8
-    """Added to AdamW's denominator."""
-    weight_decay: float = 0.1
-    """Decoupled weight decay, times the learning rate, of the weights that have it."""
-    decayed: tuple[Role, ...] = ("matrix",)
-    """Roles of the weights that have weight decay: matrix, table, gain, bias."""
-    muon_lr: float = 0.02
-    """Muon's peak learning rate; 0.02 suits its orthogonal updates."""
-    clip: float = 1.0
-    """Gradients of a larger norm are scaled to this one; 0 never clips."""
-
-    def __post_init__(self) -> None:
-        if self.name not in NAMES:
-            raise InputError(field="optimizer.name", value=self.name, allowed=one_of(NAMES))
-        for role in self.decayed:
-            if role not in ROLES:
-                raise InputError(field="optimizer.decayed", value=role, allowed=one_of(ROLES))
-        for name in ("lr", "muon_lr", "eps", "weight_decay", "clip"):
-            value = getattr(self, name)
-            if not 0.0 <= value < 1e6:
-                raise InputError(field=f"optimizer.{name}", value=value, allowed="a number of at least 0")
-        if len(self.betas) != 2 or not all(0.0 <= beta < 1.0 for beta in self.betas):
-            raise InputError(field="optimizer.betas", value=self.betas, allowed="two numbers from 0 to below 1")
+from asbuilt.spec.part import Weight, stored_weights
+from asbuilt.train.settings import Optimizer as Settings
 
 
 class Optimizers:
@@ -81,7 +40,7 @@ class Optimizers:
         return [parameter for one, _ in self.made for group in one.param_groups for parameter in group["params"]]
 
 
-def optimizers(model: Model, given: Optimizer) -> Optimizers:
+def optimizers(model: Model, given: Settings) -> Optimizers:
     """Returns the optimizers of a model's trainable parameters."""
     held = trainable(model)
     matrices, rest = (), held
@@ -109,7 +68,7 @@ def _is_matrix(path: str, parameter: nn.Parameter, weight: Weight) -> bool:
     return weight.role == "matrix" and parameter.dim() == 2 and path.startswith(("blocks.", "encoder.blocks."))
 
 
-def _groups(held: list[tuple[str, nn.Parameter, Weight]], given: Optimizer) -> list[dict[str, object]]:
+def _groups(held: list[tuple[str, nn.Parameter, Weight]], given: Settings) -> list[dict[str, object]]:
     """Returns the groups with and without weight decay."""
     decayed = [parameter for _, parameter, weight in held if weight.role in given.decayed]
     others = [parameter for _, parameter, weight in held if weight.role not in given.decayed]
@@ -117,7 +76,7 @@ def _groups(held: list[tuple[str, nn.Parameter, Weight]], given: Optimizer) -> l
     return [group for group in groups if group["params"]]
 
 
-def _plain(given: Optimizer, groups: list[dict[str, object]]) -> torch.optim.Optimizer:
+def _plain(given: Settings, groups: list[dict[str, object]]) -> torch.optim.Optimizer:
     if given.name == "adafactor":
         return torch.optim.Adafactor(groups, lr=given.lr)
     if given.name == "sgd":
