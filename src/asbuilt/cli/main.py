@@ -26,6 +26,7 @@ COMMANDS = (
     "convert",
     "quantize",
     "diff",
+    "train",
 )
 # What the `torch` extra installs: if one of these is missing, the message says how to install it.
 EXTRA = ("torch", "safetensors", "numpy", "tokenizers", "gguf", "minijinja", "psutil")

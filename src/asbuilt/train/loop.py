@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from asbuilt.checkpoint.load import load
-from asbuilt.checkpoint.save import save
+from asbuilt.checkpoint.save import GENERATION_KEYS, save
 from asbuilt.checkpoint.source import TOKENIZER, Source, open_model
 from asbuilt.errors import InputError
 from asbuilt.families import Reading, read_config
@@ -152,6 +152,8 @@ def described(recipe: Recipe, n_vocab: int) -> Reading:
         reading = open_model(given.source, weights=given.weights).reading
     else:
         reading = read_config({"vocab_size": n_vocab} | given.config, "model.config")
+        # the defaults of published configs are tokens of other vocabularies
+        reading = replace(reading, carried=dict.fromkeys(GENERATION_KEYS) | reading.carried)
     spec, context = reading.spec, recipe.data.context
     if spec.gives not in TRAINED or spec.reads != ("tokens",):
         raise InputError(
@@ -177,12 +179,13 @@ def run(recipe: Recipe, *, resume: bool = False, report: Report = lambda _: None
     gradient is not finite.
     """
     last = _last(recipe) if resume else None
-    if last is None:
+    if not resume:
         _require_new(recipe)
     made = prepare(recipe)
     if last is not None:
         made.position = load_state(last, made.model, made.optimizer)
-        _cut_log(made.folder / LOG, made.position.step)
+    if resume:
+        _cut_log(made.folder / LOG, -1 if last is None else made.position.step)
     return Loop(made, report).finish()
 
 
@@ -317,7 +320,7 @@ def _require_new(recipe: Recipe) -> None:
 
 
 def _last(recipe: Recipe) -> Path | None:
-    """Returns the last checkpoint of the run's folder, None if it has none yet."""
+    """Returns the last checkpoint of the run's folder, None if it stopped before the first."""
     found = checkpoints(Path(recipe.run.out) / STATES)
     if not found:
         if not Path(recipe.run.out).is_dir():
