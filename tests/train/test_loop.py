@@ -8,9 +8,9 @@ import random
 from pathlib import Path
 
 import pytest
-import running
+import small_runs
 import torch
-from running import killed_at, log, recipe, require_equal, state
+from small_runs import killed_at, log, recipe, require_equal, state
 
 from asbuilt import InputError, load, train
 from asbuilt.text.tokenizer import Tokenizer
@@ -147,4 +147,4 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     file.write_text(json.dumps(told))
     with pytest.raises(InputError, match="a checkpoint of another model: "):
         loop.run(recipes.loads(recipes.dumps(made), changes=["model.config.n_embd=24"]), resume=True)
-    assert running.log(tmp_path / "run")[-1]["step"] == 3
+    assert small_runs.log(tmp_path / "run")[-1]["step"] == 3

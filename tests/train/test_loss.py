@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from strategies import SEEDS
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from asbuilt import build, decoder
 from asbuilt.nn.model import Model
@@ -81,7 +82,7 @@ class Largest(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
         out = func(*args, **(kwargs or {}))
-        self.found = max([self.found, *(t.numel() for t in torch.utils._pytree.tree_leaves(out) if _is(t))])
+        self.found = max([self.found, *(t.numel() for t in tree_leaves(out) if _is(t))])
         return out
 
 

@@ -34,6 +34,7 @@ from asbuilt.train import recipe as recipes
 from asbuilt.train.batch import Data
 from asbuilt.train.optimizer import Optimizers, optimizers
 from asbuilt.train.recipe import Recipe
+from asbuilt.train.recompute import recompute_blocks
 from asbuilt.train.state import Position, checkpoints, load_state, read_recipe, remove_old, save_state
 from asbuilt.train.step import NotFinite, Stepped, evaluate, train_step
 from asbuilt.train.text import Vocabulary, text_data
@@ -135,6 +136,7 @@ def prepare(recipe: Recipe) -> Run:
     else:
         model = build(reading.spec, seed=None)
         initialise(model, recipe.run.seed, recipe.model.std)
+    recompute_blocks(model, recipe.step.checkpointing)
     return Run(
         recipe=recipe,
         model=model,

@@ -97,7 +97,9 @@ def _measured(logits_NV: Tensor, targets_N: Tensor, z: float) -> Loss:
 def _summed(losses: list[Loss], x_NM: Tensor) -> Loss:
     if not losses:  # no target: a sum of nothing, which still has a gradient
         return Loss(x_NM.sum() * 0.0, x_NM.new_zeros(()))
-    return Loss(*(torch.stack(each).sum() if len(each) > 1 else each[0] for each in zip(*losses, strict=True)))
+    if len(losses) == 1:
+        return losses[0]
+    return Loss(torch.stack([one.total for one in losses]).sum(), torch.stack([one.nats for one in losses]).sum())
 
 
 class ChunkedLoss(torch.autograd.Function):

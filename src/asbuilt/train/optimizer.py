@@ -6,13 +6,15 @@ Weight decay pulls matrices towards 0; vectors (gains, biases) and, unless asked
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from asbuilt.nn.build import built_parameters
 from asbuilt.nn.model import Model
-from asbuilt.spec.part import Weight, stored_weights
+from asbuilt.plan.train.optimizers import orthogonal
+from asbuilt.spec.part import Role, stored_weights
 from asbuilt.train.settings import Optimizer as Settings
 
 
@@ -43,35 +45,38 @@ class Optimizers:
 def optimizers(model: Model, given: Settings) -> Optimizers:
     """Returns the optimizers of a model's trainable parameters."""
     held = trainable(model)
-    matrices, rest = (), held
-    if given.name == "muon":
-        matrices = [one for one in held if _is_matrix(*one)]
-        rest = [one for one in held if not _is_matrix(*one)]
+    matrices = [one for one in held if given.name == "muon" and one.matrix]
+    rest = [one for one in held if one not in matrices]
     made = [(_plain(given, _groups(rest, given)), given.lr)] if rest else []
     if matrices:
-        params = [parameter for _, parameter, _ in matrices]
-        made.append((torch.optim.Muon(params, lr=given.muon_lr, weight_decay=given.weight_decay), given.muon_lr))
+        muon = torch.optim.Muon((one.parameter for one in matrices), lr=given.muon_lr, weight_decay=given.weight_decay)
+        made.append((muon, given.muon_lr))
     return Optimizers(made)
 
 
-def trainable(model: Model) -> list[tuple[str, nn.Parameter, Weight]]:
-    """Returns the parameters that are trained: path, parameter, and the weight that the spec declares."""
+class Trained(NamedTuple):
+    """A parameter that is trained, with the role of its weight, and whether it is a matrix of Muon's."""
+
+    path: str
+    parameter: nn.Parameter
+    role: Role
+    matrix: bool
+
+
+def trainable(model: Model) -> list[Trained]:
+    """Returns the parameters that are trained, in the order of the spec."""
     held = built_parameters(model)
     return [
-        (path, held[path], weight)
-        for path, weight, _ in stored_weights(model.spec)
+        Trained(path, held[path], weight.role, held[path].dim() == 2 and orthogonal(weight, owner.kind))
+        for path, weight, owner in stored_weights(model.spec)
         if path in held and held[path].requires_grad
     ]
 
 
-def _is_matrix(path: str, parameter: nn.Parameter, weight: Weight) -> bool:
-    return weight.role == "matrix" and parameter.dim() == 2 and path.startswith(("blocks.", "encoder.blocks."))
-
-
-def _groups(held: list[tuple[str, nn.Parameter, Weight]], given: Settings) -> list[dict[str, object]]:
+def _groups(held: list[Trained], given: Settings) -> list[dict[str, object]]:
     """Returns the groups with and without weight decay."""
-    decayed = [parameter for _, parameter, weight in held if weight.role in given.decayed]
-    others = [parameter for _, parameter, weight in held if weight.role not in given.decayed]
+    decayed = [one.parameter for one in held if one.role in given.decayed]
+    others = [one.parameter for one in held if one.role not in given.decayed]
     groups = ({"params": decayed, "weight_decay": given.weight_decay}, {"params": others, "weight_decay": 0.0})
     return [group for group in groups if group["params"]]
 

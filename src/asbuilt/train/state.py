@@ -108,7 +108,7 @@ def load_state(checkpoint: Path, model: Model, optimizer: Optimizers) -> Positio
 
 def _optimizer_state(model: Model, optimizer: Optimizers) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Returns the state of every parameter, as tensors under `path/name`, and its numbers by path."""
-    paths = {parameter: path for path, parameter in model.named_parameters()}
+    paths: dict[Tensor, str] = {parameter: path for path, parameter in model.named_parameters()}
     tensors: dict[str, Tensor] = dict(_random_state())
     numbers: dict[str, Any] = {}
     for one, _ in optimizer.made:

@@ -78,10 +78,10 @@ def casting(model: Model, dtype: torch.dtype | None) -> AbstractContextManager[o
 def first_not_finite(model: Model) -> str:
     """Returns the path of the first weight that is not finite, else of the first such gradient, else "the loss"."""
     held = trainable(model)
-    for path, parameter, _ in held:
+    for path, parameter, *_ in held:
         if not bool(parameter.isfinite().all()):
             return path
-    for path, parameter, _ in held:
+    for path, parameter, *_ in held:
         if parameter.grad is not None and not bool(parameter.grad.isfinite().all()):
             return f"the gradient of {path}"
     return "the loss"
