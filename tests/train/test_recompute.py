@@ -6,7 +6,11 @@ import random
 from typing import Any
 
 import pytest
+import strategies
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import SEEDS
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -75,6 +79,21 @@ def test_gradients_are_the_same_bit_by_bit(name: str) -> None:
         assert len(found[kind]) == len(found["none"]) == len(list(model.parameters()))
         assert all(torch.equal(a, b) for a, b in zip(found[kind], found["none"], strict=True))
     assert products["selective"] == products["none"] < products["full"]
+
+
+@given(strategies.specs(), st.sampled_from(CHECKPOINTING[1:]), SEEDS)
+@settings(max_examples=12)
+def test_any_model_has_the_same_gradients(spec: LanguageModel, kind: Checkpointing, seed: int) -> None:
+    torch.manual_seed(seed)
+    batch, found = drawn(spec, 5), []
+    for each in ("none", kind):
+        model = strategies.randomised(spec, seed, torch.float64)
+        recompute_blocks(model, each)
+        loss_of(model, batch).total.backward()
+        found.append({path: p.grad for path, p in model.named_parameters() if p.grad is not None})
+    assert found[0].keys() == found[1].keys()
+    for path, gradient in found[0].items():
+        torch.testing.assert_close(found[1][path], gradient, rtol=1e-9, atol=1e-12, msg=path)
 
 
 @pytest.mark.parametrize("kind", CHECKPOINTING)

@@ -32,6 +32,7 @@ from asbuilt.nn.model import Model
 from asbuilt.spec.part import Gives
 from asbuilt.train import recipe as recipes
 from asbuilt.train.batch import Data
+from asbuilt.train.experts import Routing
 from asbuilt.train.optimizer import Optimizers, optimizers
 from asbuilt.train.recipe import Recipe
 from asbuilt.train.recompute import recompute_blocks
@@ -56,6 +57,8 @@ class Progress:
     validation: float | None = None
     lr: float = 0.0
     gradient_norm: float | None = None
+    fullest_expert: float | None = None
+    auxiliary: float | None = None
     tokens: int = 0
     tokens_per_second: float = 0.0
     seconds_left: float = 0.0
@@ -112,6 +115,7 @@ class Run:
             z=given.z_loss,
             rows=given.loss_rows or None,
             autocast=AUTOCAST[given.precision],
+            experts=self.recipe.experts,
         )
         self.position = replace(at, step=at.step + 1, tokens=at.tokens + made.tokens)
         return made
@@ -137,6 +141,7 @@ def prepare(recipe: Recipe) -> Run:
         model = build(reading.spec, seed=None)
         initialise(model, recipe.run.seed, recipe.model.std)
     recompute_blocks(model, recipe.step.checkpointing)
+    Routing(model, recipe.experts)  # refuses losses of experts that are not there
     return Run(
         recipe=recipe,
         model=model,
@@ -232,7 +237,7 @@ class Loop:
         last = step == settings.steps
         if step % settings.log_every == 0 or last or step == 1:
             said = Progress(step=step, steps=settings.steps, loss=made.loss, lr=lr, gradient_norm=made.gradient_norm)
-            self._say(log, said)
+            self._say(log, replace(said, fullest_expert=made.fullest, auxiliary=made.auxiliary))
         if last or (settings.validate_every and step % settings.validate_every == 0):
             self._validate(log)
         if last or (settings.save_every and step % settings.save_every == 0):

@@ -6,15 +6,18 @@ keeps the results of matrix products and of attention too, and repeats only what
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from asbuilt import spec
 from asbuilt.nn.block import Block
 from asbuilt.nn.model import Model
+from asbuilt.nn.step import Step
 from asbuilt.train.settings import Checkpointing
 
 aten = torch.ops.aten
@@ -39,7 +42,26 @@ def recompute_blocks(model: Model, kind: Checkpointing) -> None:
             vars(one).pop("forward", None)
             if kind != "none":
                 more = {"context_fn": Selection(ends_with_sum(one.part))} if kind == "selective" else {}
-                one.forward = partial(checkpoint, one.forward, use_reentrant=False, preserve_rng_state=False, **more)
+                one.forward = partial(repeated, one.forward, more)
+
+
+def repeated(forward: Callable[[Tensor, Step], Tensor], more: dict[str, Any], x_BTM: Tensor, step: Step) -> Tensor:
+    """Returns forward(x, step), which the backward pass repeats from the step as it was before.
+
+    Layers share tables, and lend keys and values, through the step: what is there already would not be made again.
+    """
+    if not torch.is_grad_enabled():
+        return forward(x_BTM, step)
+    before, first = step.copied(), True
+
+    def run(x_BTM: Tensor) -> Tensor:
+        nonlocal first
+        given, first = step if first else before.copied(), False
+        return forward(x_BTM, given)
+
+    made = checkpoint(run, x_BTM, use_reentrant=False, preserve_rng_state=False, **more)
+    assert isinstance(made, Tensor)
+    return made
 
 
 class Selection:

@@ -120,6 +120,27 @@ class Step:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Experts:
+    """What keeps the experts of a mixture in equal use; all off by default."""
+
+    auxiliary: float = 0.0
+    """Weight of the auxiliary loss, E * sum_e f_e p_e for each router: 1 if balanced, E if one expert has all."""
+    z_loss: float = 0.0
+    """Weight of the routers' z-loss, the mean of (ln sum e^logits)^2."""
+    bias_rate: float = 0.0
+    """Step of a router's correction after each step: up for experts with fewer tokens than the mean, else down."""
+
+    def __post_init__(self) -> None:
+        for name in ("auxiliary", "z_loss", "bias_rate"):
+            require_from(f"experts.{name}", getattr(self, name), 0.0)
+
+    @property
+    def on(self) -> bool:
+        """Whether anything is."""
+        return bool(self.auxiliary or self.z_loss or self.bias_rate)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Loop:
     """How long, and what is written when."""
 

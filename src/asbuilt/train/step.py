@@ -14,17 +14,27 @@ import torch
 
 from asbuilt.nn.model import Model
 from asbuilt.train.batch import Batch
+from asbuilt.train.experts import Routing
 from asbuilt.train.loss import loss_of
 from asbuilt.train.optimizer import Optimizers, trainable
+from asbuilt.train.settings import Experts
+
+DENSE = Experts()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stepped:
-    """What a step gives: the mean loss before its update in nats per target, the gradient's norm, and its targets."""
+    """What a step gives: the mean loss before its update in nats per target, the gradient's norm, and its targets.
+
+    `fullest` is the load of a router's fullest expert relative to the mean, averaged over the routers; None without
+    experts. `auxiliary` is the mean auxiliary loss, unweighted.
+    """
 
     loss: float
     gradient_norm: float
     tokens: int
+    fullest: float | None = None
+    auxiliary: float | None = None
 
 
 class NotFinite(ArithmeticError):
@@ -45,19 +55,24 @@ def train_step(
     z: float = 0.0,
     rows: int | None = None,
     autocast: torch.dtype | None = None,
+    experts: Experts = DENSE,
 ) -> Stepped:
     """Updates the model by the gradient of the batches' mean loss; raises NotFinite before an update that is not.
 
     `factor` multiplies the learning rates, `clip` limits the norm of the gradient, `z` weighs the z-loss, `rows` are
-    those of a chunk of the loss, and products run in `autocast`, while weights keep their dtype.
+    those of a chunk of the loss, and products run in `autocast`, while weights keep their dtype. The losses of
+    `experts` are means over the tokens of each batch, which they weigh by its targets.
     """
     counted = sum(batch.counted for batch in batches)
     optimizer.zero_grad()
     nats = torch.zeros((), device=model.device)
+    routing = Routing(model, experts)
     for batch in batches:
-        with casting(model, autocast):
+        with casting(model, autocast), routing:
             loss = loss_of(model, batch, z=z, rows=rows)
-        (loss.total / max(1, counted)).backward()
+        total = loss.total / max(1, counted)
+        more = routing.loss(batch.counted / max(1, counted))
+        (total if more is None else total + more).backward()
         nats += loss.nats
     held = optimizer.parameters
     norm = torch.nn.utils.get_total_norm([one.grad for one in held if one.grad is not None], foreach=True)
@@ -67,7 +82,9 @@ def train_step(
     if 0.0 < clip < size:
         torch.nn.utils.clip_grads_with_norm_(held, clip, norm, foreach=True)
     optimizer.step(factor)
-    return Stepped(loss=loss, gradient_norm=size, tokens=counted)
+    routing.correct()
+    fullest, auxiliary = routing.fullest, routing.auxiliary
+    return Stepped(loss=loss, gradient_norm=size, tokens=counted, fullest=fullest, auxiliary=auxiliary)
 
 
 def casting(model: Model, dtype: torch.dtype | None) -> AbstractContextManager[object]:
