@@ -2,7 +2,8 @@
 
     python benchmarks/train.py [--width 256] [--layers 4] [--context 128] [--batch 4] [--vocab 4096] [--steps 5]
 
-With one thread the processor's time is counted, so that other processes disturb little; with more, the clock's. Both take turns, round by round, and each round gives a ratio; the median of those is printed, with the rate of products
+With one thread the processor's time is counted, so that other processes disturb little; with more, the clock's. Both
+take turns, round by round, and each round gives a ratio; the median of those is printed, with the rate of products
 against that of a large matrix product in the same rounds. The losses of the first step must agree.
 """
 
