@@ -25,6 +25,7 @@ COMMANDS = (
     "embed",
     "convert",
     "quantize",
+    "tokenizer",
     "diff",
     "train",
 )
