@@ -71,6 +71,7 @@ WRITTEN = {
     "diff": {"text": "An as-built drawing records what was really built.", "tolerance": 1e-4},
     "measure": {"dtype": "auto", "tokens": 8192},
     "embed": {},
+    "train": {},
     "models": {},
     "machines": {},
 }
