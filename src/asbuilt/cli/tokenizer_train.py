@@ -27,7 +27,11 @@ ROOM = 1 << 20  # bytes that must be free; a vocabulary of 100,000 takes 5 MB
 @click.option("--pad", metavar="TOKEN", help="The control token that fills rows.")
 @click.option("--mask", metavar="TOKEN", help="The control token that hides another.")
 @click.option(
-    "--sentinels", type=click.IntRange(0, 1000), default=0, help="So many tokens <extra_id_0>, <extra_id_1> ..."
+    "--sentinels",
+    type=click.IntRange(0, 1000),
+    default=0,
+    show_default=True,
+    help="So many tokens <extra_id_0>, <extra_id_1> ...",
 )
 @click.option("--min-count", type=int, default=2, show_default=True, help="Merge pairs that occur as often or more.")
 @click.option(
