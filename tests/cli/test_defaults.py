@@ -72,7 +72,7 @@ WRITTEN = {
     "measure": {"dtype": "auto", "tokens": 8192},
     "embed": {},
     "train": {},
-    "tokenizer train": {"pattern": "gpt2", "sentinels": 0, "min_count": 2, "files": "", "field": "text"},
+    "tokenizer train": {"pattern": "gpt2", "sentinels": 0, "min_count": 2, "field": "text"},
     "tokenizer compare": {},
     "tokenizer cut": {},
     "models": {},
