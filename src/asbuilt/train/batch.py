@@ -38,9 +38,14 @@ class Batch:
     """Marks the source's valid tokens (B, S)."""
 
     @cached_property
-    def counted(self) -> int:
+    def tokens(self) -> int:
         """Number of targets with a loss."""
         return int((self.targets != IGNORED).sum())
+
+    @property
+    def counted(self) -> int:
+        """Number of terms of the loss, which is their mean: the targets."""
+        return self.tokens
 
     @property
     def inputs(self) -> dict[str, Tensor]:
@@ -56,7 +61,24 @@ class Batch:
     def to(self, device: torch.device | str) -> Batch:
         """Returns the batch on a device."""
         held = {field.name: getattr(self, field.name) for field in fields(self)}
-        return replace(self, **{name: value.to(device) for name, value in held.items() if value is not None})
+        return replace(self, **{name: value.to(device) for name, value in held.items() if isinstance(value, Tensor)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preferences(Batch):
+    """Pairs of sequences whose targets are two answers to the same prompt: B chosen ones, then B rejected ones."""
+
+    reference: Tensor
+    """ln p of each answer (2B,) under the model that is departed from."""
+    beta: float
+    """Factor on the margin."""
+    smoothing: float = 0.0
+    """Probability that a preference is the wrong way round."""
+
+    @property
+    def counted(self) -> int:
+        """Number of terms of the loss: the pairs."""
+        return len(self.ids) // 2
 
 
 class Data(Protocol):

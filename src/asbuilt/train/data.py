@@ -9,10 +9,10 @@ from a generator of its own.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Literal, get_args
+from typing import Generic, Literal, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -20,10 +20,11 @@ from torch import Generator, Tensor
 
 from asbuilt.errors import InputError, one_of
 from asbuilt.train.batch import Batch
-from asbuilt.train.objectives import PADDING, Objective, SequenceToSequence
+from asbuilt.train.objectives import PADDING, Objective
 from asbuilt.train.shards import Shards
 
 Packing = Literal["stream", "documents"]
+R = TypeVar("R")
 ROUNDS = 6
 TRAINING, VALIDATION, ORDER = "training", "validation", "order"
 
@@ -147,17 +148,17 @@ class _Rows:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairData:
-    """Batches of pairs of texts in memory: one is read and the other written."""
+class PairData(Generic[R]):
+    """Batches of rows in memory: pairs of texts of which one is read and the other written, or chats."""
 
-    pairs: Sequence[tuple[Sequence[int], Sequence[int]]]
-    """Token ids of what is read and what is written."""
-    objective: SequenceToSequence
+    pairs: Sequence[R]
+    """The rows, such as the token ids of what is read and what is written."""
+    objective: Callable[[Sequence[R]], Batch]
     batch_size: int
     """Pairs of a batch, over all ranks."""
     seed: int
     """Of the order of the pairs."""
-    held_out: Sequence[tuple[Sequence[int], Sequence[int]]] = ()
+    held_out: Sequence[R] = ()
     """Pairs that are only validated on."""
 
     def __post_init__(self) -> None:

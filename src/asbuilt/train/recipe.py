@@ -21,6 +21,7 @@ from asbuilt.errors import InputError, near, one_of
 from asbuilt.files import read_text
 from asbuilt.train.schedule import Schedule
 from asbuilt.train.settings import Data, Experts, Loop, Model, Optimizer, Step
+from asbuilt.train.tune_settings import Tune
 
 LARGEST = 1 << 20  # bytes of a recipe
 SHIPPED = Path(__file__).parent / "recipes"
@@ -32,6 +33,7 @@ class Recipe:
 
     model: Model
     data: Data
+    tune: Tune = field(default_factory=Tune)
     optimizer: Optimizer = field(default_factory=Optimizer)
     schedule: Schedule = field(default_factory=Schedule)
     step: Step = field(default_factory=Step)

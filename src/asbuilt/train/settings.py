@@ -76,18 +76,22 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """A text, in memory, and how it is cut into sequences."""
+    """A text, or chats, in memory, and how they become sequences."""
 
     text: str = ""
-    """A text file, UTF-8; must be given."""
+    """A text file, UTF-8; one of text, chat and preferences must be given."""
+    chat: str = ""
+    """JSON lines of chats: messages with roles, or prompt and response; the loss is on the answers alone."""
+    preferences: str = ""
+    """JSON lines of a prompt with a chosen and a rejected answer, for direct preference optimisation."""
     tokenizer: str = "characters"
-    """characters: one token for each that occurs; bytes: 256 tokens; or a tokenizer.json, or a folder with one."""
+    """characters, one token for each that occurs; bytes; a tokenizer.json, or its folder; of chats it is the model's."""
     context: int = 256
-    """Tokens of a sequence."""
+    """Tokens of a sequence; chats that have more are cut."""
     batch: int = 16
-    """Sequences of a micro-batch."""
+    """Sequences, or pairs of them, of a micro-batch."""
     validation: float = 0.1
-    """Fraction of the text, at its end, that is only validated on."""
+    """Fraction of the text or the lines, at the end, that is only validated on."""
 
     def __post_init__(self) -> None:
         require_from("data.context", self.context, 1)

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import torch
 
 from asbuilt.nn.model import Model
-from asbuilt.train.batch import Batch
+from asbuilt.train.batch import Batch, Preferences
 from asbuilt.train.experts import Routing
-from asbuilt.train.loss import loss_of
+from asbuilt.train.loss import Loss, loss_of
 from asbuilt.train.optimizer import Optimizers, trainable
+from asbuilt.train.preferences import preference_loss
 from asbuilt.train.settings import Experts
 
 DENSE = Experts()
@@ -24,7 +25,7 @@ DENSE = Experts()
 
 @dataclass(frozen=True, kw_only=True)
 class Stepped:
-    """What a step gives: the mean loss before its update in nats per target, the gradient's norm, and its targets.
+    """What a step gives: the mean loss before its update in nats per target or pair, the gradient's norm, its targets.
 
     `fullest` is the load of a router's fullest expert relative to the mean, averaged over the routers; None without
     experts. `auxiliary` is the mean auxiliary loss, unweighted.
@@ -64,12 +65,13 @@ def train_step(
     `experts` are means over the tokens of each batch, which they weigh by its targets.
     """
     counted = sum(batch.counted for batch in batches)
+    tokens = sum(batch.tokens for batch in batches)
     optimizer.zero_grad()
     nats = torch.zeros((), device=model.device)
     routing = Routing(model, experts)
     for batch in batches:
         with casting(model, autocast), routing:
-            loss = loss_of(model, batch, z=z, rows=rows)
+            loss = batch_loss(model, batch, z=z, rows=rows)
         total = loss.total / max(1, counted)
         more = routing.loss(batch.counted / max(1, counted))
         (total if more is None else total + more).backward()
@@ -84,7 +86,14 @@ def train_step(
     optimizer.step(factor)
     routing.correct()
     fullest, auxiliary = routing.fullest, routing.auxiliary
-    return Stepped(loss=loss, gradient_norm=size, tokens=counted, fullest=fullest, auxiliary=auxiliary)
+    return Stepped(loss=loss, gradient_norm=size, tokens=tokens, fullest=fullest, auxiliary=auxiliary)
+
+
+def batch_loss(model: Model, batch: Batch, *, z: float = 0.0, rows: int | None = None) -> Loss:
+    """Returns the summed loss of a batch: of its targets, or of its pairs."""
+    if isinstance(batch, Preferences):
+        return preference_loss(model, batch, rows=rows)
+    return loss_of(model, batch, z=z, rows=rows)
 
 
 def casting(model: Model, dtype: torch.dtype | None) -> AbstractContextManager[object]:
@@ -108,10 +117,10 @@ def first_not_finite(model: Model) -> str:
 def evaluate(
     model: Model, batches: Sequence[Batch], *, rows: int | None = None, autocast: torch.dtype | None = None
 ) -> float:
-    """Returns the mean cross-entropy of all targets, in nats."""
+    """Returns the mean loss of all targets or pairs, in nats."""
     total, counted = 0.0, 0
     for batch in batches:
         with casting(model, autocast):
-            total += float(loss_of(model, batch, rows=rows).nats)
+            total += float(batch_loss(model, batch, rows=rows).nats)
         counted += batch.counted
     return total / max(1, counted)
