@@ -3,7 +3,8 @@
 OUT/recipe.toml            every setting of the run
 OUT/log.jsonl              a line for each logged step and each validation
 OUT/checkpoints/step-N/    the whole state after N steps (train/state.py)
-OUT/model/                 the trained model, for transformers where a published family can express it
+OUT/model/                 the trained model, for transformers where a published family can express it; or, of a run that
+OUT/adapter/               trains adapters alone, these in PEFT's layout
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from typing import Any
 
 import torch
 
-from asbuilt.checkpoint.load import load
 from asbuilt.checkpoint.save import GENERATION_KEYS, save
+from asbuilt.checkpoint.save_adapter import save_adapter
 from asbuilt.checkpoint.source import TOKENIZER, Source, open_model
 from asbuilt.errors import InputError
 from asbuilt.families import Reading, read_config
@@ -32,6 +33,7 @@ from asbuilt.nn.model import Model
 from asbuilt.spec.part import Gives
 from asbuilt.train import recipe as recipes
 from asbuilt.train.batch import Data
+from asbuilt.train.data import PairData
 from asbuilt.train.experts import Routing
 from asbuilt.train.optimizer import Optimizers, optimizers
 from asbuilt.train.recipe import Recipe
@@ -39,10 +41,14 @@ from asbuilt.train.recompute import recompute_blocks
 from asbuilt.train.state import Position, checkpoints, load_state, read_recipe, remove_old, save_state
 from asbuilt.train.step import NotFinite, Stepped, evaluate, train_step
 from asbuilt.train.text import Vocabulary, text_data
+from asbuilt.train.tune import chat_data, referred, tuned_model
+from asbuilt.train.tune_settings import require_tunable
 
 RECIPE, LOG, STATES, EXPORTED = "recipe.toml", "log.jsonl", "checkpoints", "model"
+ADAPTER = "adapter"  # the folder of adapters, which take the model's place
 # Sections and keys that a resumed run may change: what is written when, not what is computed.
-FREE = ("run.out", "run.log_every", "run.validate_every", "run.save_every", "run.keep", "data.text")
+FREE = ("run.out", "run.log_every", "run.validate_every", "run.save_every", "run.keep")
+FREE += ("data.text", "data.chat", "data.preferences")
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16}
 TRAINED: tuple[Gives, ...] = ("logits",)
 
@@ -62,6 +68,7 @@ class Progress:
     tokens: int = 0
     tokens_per_second: float = 0.0
     seconds_left: float = 0.0
+    note: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +81,8 @@ class Outcome:
     validation: float | None
     seconds: float
     folder: Path
+    exported: Path
+    """The folder of the trained model, or of the adapters."""
 
 
 Report = Callable[[Progress], None]
@@ -89,6 +98,8 @@ class Run:
     optimizer: Optimizers
     reading: Reading
     vocabulary: Vocabulary
+    note: str = ""
+    """What the data lack, in words."""
     position: Position = field(default_factory=Position)
 
     @property
@@ -133,15 +144,17 @@ class Run:
 
 def prepare(recipe: Recipe) -> Run:
     """Returns a run at its beginning: data read, model built and initialised."""
-    data, vocabulary = text_data(recipe.data, recipe.run.seed)
+    data, vocabulary, note = read_data(recipe)
     reading = described(recipe, vocabulary.n_vocab)
     if recipe.model.weights:
-        model = load(recipe.model.source, dtype="float32").train()
+        model = tuned_model(recipe.model.source, recipe.tune, recipe.run.seed)
     else:
         model = build(reading.spec, seed=None)
         initialise(model, recipe.run.seed, recipe.model.std)
     recompute_blocks(model, recipe.step.checkpointing)
     Routing(model, recipe.experts)  # refuses losses of experts that are not there
+    if recipe.data.preferences:
+        data = with_references(recipe, data, model)
     return Run(
         recipe=recipe,
         model=model,
@@ -149,7 +162,24 @@ def prepare(recipe: Recipe) -> Run:
         optimizer=optimizers(model, recipe.optimizer),
         reading=reading,
         vocabulary=vocabulary,
+        note=note,
     )
+
+
+def read_data(recipe: Recipe) -> tuple[Data, Vocabulary, str]:
+    """Returns the data that the recipe names, their tokenizer, and in words what was cut of them."""
+    require_tunable(recipe)
+    if recipe.data.chat or recipe.data.preferences:
+        return chat_data(recipe)
+    return *text_data(recipe.data, recipe.run.seed), ""
+
+
+def with_references(recipe: Recipe, data: Data, model: Model) -> Data:
+    """Returns the data of preferences with what the model at the start says of each answer."""
+    assert isinstance(data, PairData)
+    given = recipe.step
+    batches, rows = recipe.run.steps * given.accumulate, given.loss_rows or None
+    return referred(data, model, batches, rows=rows, autocast=AUTOCAST[given.precision])
 
 
 def described(recipe: Recipe, n_vocab: int) -> Reading:
@@ -211,12 +241,13 @@ class Loop:
         one.folder.mkdir(parents=True, exist_ok=True)
         (one.folder / RECIPE).write_text(recipes.dumps(one.recipe), encoding="utf-8")
         with (one.folder / LOG).open("a", encoding="utf-8") as log:
+            if one.note:
+                self._say(log, Progress(step=one.position.step, steps=settings.steps, note=one.note))
             if one.position.step == 0:
                 self._validate(log)
             while one.position.step < settings.steps:
                 self._step(log)
-        export(one)
-        at = one.position
+        exported, at = export(one), one.position
         return Outcome(
             steps=at.step,
             tokens=at.tokens,
@@ -224,6 +255,7 @@ class Loop:
             validation=at.validation,
             seconds=self._seconds(),
             folder=one.folder,
+            exported=exported,
         )
 
     def _step(self, log: Any) -> None:  # noqa: ANN401  an open file
@@ -285,6 +317,8 @@ class Loop:
 
 def export(one: Run) -> Path:
     """Writes the model beside its tokenizer, in place of what was exported before; returns the folder."""
+    if one.recipe.tune.adapters and one.reading.family:
+        return export_adapter(one)
     folder = one.folder / EXPORTED
     with _replacing(folder) as fresh:
         beside = fresh.with_name(fresh.name + ".tokenizer")
@@ -294,12 +328,22 @@ def export(one: Run) -> Path:
             save(
                 one.model,
                 fresh,
-                family=one.reading.family or None,
+                family=None if one.recipe.tune.adapters else one.reading.family or None,
                 carried=one.reading.carried,
-                tokenizer_from=Source(kind="folder", name="tokenizer", reading=one.reading, path=beside),
+                tokenizer_from=one.vocabulary.source
+                or Source(kind="folder", name="tokenizer", reading=one.reading, path=beside),
             )
         finally:
             shutil.rmtree(beside, ignore_errors=True)
+    return folder
+
+
+def export_adapter(one: Run) -> Path:
+    """Writes the adapters in PEFT's layout, in place of what was exported before; returns the folder."""
+    folder, source = one.folder / ADAPTER, one.recipe.model.source
+    base = str(Path(source).absolute()) if Path(source).exists() else source
+    with _replacing(folder) as fresh:
+        save_adapter(one.model, fresh, family=one.reading.family, base=base)
     return folder
 
 

@@ -12,19 +12,25 @@ OPTIMIZERS = {"sgd": "sgd-momentum"}  # the plan's name, where it is another
 
 
 def planned(recipe: Recipe, spec: Model, machine: Machine) -> TrainPlan:
-    """Returns the plan of a recipe's whole run on one device."""
-    data, step = recipe.data, recipe.step
-    targets = data.batch * data.context
+    """Returns the plan of a recipe's whole run on one device; adapters are added to the spec.
+
+    Chats and pairs have no more tokens than this: each sequence is counted as if it had all of `context`.
+    """
+    data, step, tune = recipe.data, recipe.step, recipe.tune
+    batch = 2 * data.batch if data.preferences else data.batch
+    targets = batch * data.context
     rows = step.loss_rows or max(1, CHUNK // spec.n_vocab)
     return train(
         spec,
         machine,
         seq=data.context,
-        batch=data.batch,
+        batch=batch,
         accumulate=step.accumulate,
         optimizer=OPTIMIZERS.get(recipe.optimizer.name, recipe.optimizer.name),
         dtype="fp32",  # of weights, gradients and state; autocast narrows products alone
         checkpointing=step.checkpointing,
         chunked_loss=max(1, -(-targets // rows)),
+        lora=tune.rank if tune.adapters else None,
+        targets=(tune.targets or None) if tune.adapters else None,
         tokens=float(recipe.run.steps * step.accumulate * targets),
     )

@@ -38,7 +38,7 @@ ROOM = 1 << 22  # free bytes required beyond the tensors
 
 @dataclass(frozen=True, kw_only=True)
 class Position:
-    """Where a run stands: steps done, targets seen, seconds spent, and the losses of its last validations by step."""
+    """Where a run stands: steps done, targets seen, seconds spent, and the loss of its last validation."""
 
     step: int = 0
     tokens: int = 0
@@ -48,7 +48,7 @@ class Position:
 
 def save_state(folder: Path, model: Model, optimizer: Optimizers, at: Position, recipe: dict[str, Any]) -> Path:
     """Writes the checkpoint of a step and returns its folder; raises InputError if the disk is full."""
-    weights = {path: tensor.detach().contiguous() for path, tensor in stored_tensors(model).items()}
+    weights = {path: tensor.detach().contiguous() for path, tensor in changing(model).items()}
     state, numbers = _optimizer_state(model, optimizer)
     made = folder / f"step-{at.step:08d}"
     size = sum(t.numel() * t.element_size() for t in (*weights.values(), *state.values()))
@@ -64,6 +64,15 @@ def save_state(folder: Path, model: Model, optimizer: Optimizers, at: Position, 
             _sync(partial / name)
     _sync(folder)
     return made
+
+
+def changing(model: Model) -> dict[str, Tensor]:
+    """Returns the tensors that training changes, by path: frozen weights are those of the model that is tuned."""
+    return {
+        path: tensor
+        for path, tensor in stored_tensors(model).items()
+        if tensor.requires_grad or not isinstance(tensor, nn.Parameter)
+    }
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -92,11 +101,11 @@ def load_state(checkpoint: Path, model: Model, optimizer: Optimizers) -> Positio
     """
     document = _document(checkpoint)
     weights, state = _tensors(checkpoint / WEIGHTS), _tensors(checkpoint / OPTIMIZER)
-    _require_alike(stored_tensors(model), weights, checkpoint)
+    _require_alike(changing(model), weights, checkpoint)
     parameters = {path: p for path, p in model.named_parameters() if p.requires_grad}
     restored = _restored(parameters, state, document["optimizer"], checkpoint)
     with torch.no_grad():
-        for path, tensor in stored_tensors(model).items():
+        for path, tensor in changing(model).items():
             tensor.copy_(weights[path])
     for one, _ in optimizer.made:
         for group in one.param_groups:
