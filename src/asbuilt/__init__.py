@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from asbuilt.api.typed import measure, plan, train
     from asbuilt.checkpoint.convert import convert
     from asbuilt.checkpoint.load import load
+    from asbuilt.checkpoint.merge import merged
     from asbuilt.checkpoint.save import save
     from asbuilt.checkpoint.save_adapter import save_adapter
     from asbuilt.checkpoint.source import Source, open_model
@@ -44,6 +45,7 @@ PUBLIC: dict[str, tuple[str, str]] = {
     "generate": ("asbuilt.generate", ""),
     "load": ("asbuilt.checkpoint.load", "load"),
     "measure": ("asbuilt.measure", ""),
+    "merged": ("asbuilt.checkpoint.merge", "merged"),
     "open_model": ("asbuilt.checkpoint.source", "open_model"),
     "plan": ("asbuilt.plan", ""),
     "register": ("asbuilt.registering", "register"),
@@ -71,6 +73,7 @@ __all__ = [
     "generate",
     "load",
     "measure",
+    "merged",
     "open_model",
     "plan",
     "register",

@@ -20,10 +20,17 @@ from asbuilt.cli.streams import draw
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option("--dtype", help="fp32, bf16, fp16, for .gguf also q8_0, q4_k_m ...; as stored (in a folder unpacked).")
 @click.option("--max-shard-size", help="Split larger checkpoints: 5GB for a folder, for .gguf none unless it is said.")
+@click.option("--adapter", metavar="FOLDER", help="Merge the LoRA adapters in this folder, in PEFT's layout.")
 @allow_unread_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document that lists what was written.")
 def convert(
-    source: str, out: Path, dtype: str | None, max_shard_size: str | None, allow_unread: tuple[str, ...], as_json: bool
+    source: str,
+    out: Path,
+    dtype: str | None,
+    max_shard_size: str | None,
+    adapter: str | None,
+    allow_unread: tuple[str, ...],
+    as_json: bool,
 ) -> None:
     """Convert SOURCE, a .gguf file or checkpoint folder, to OUT: a Hugging Face folder, or a GGUF file if it ends so.
 
@@ -40,7 +47,7 @@ def convert(
     stored = dtype and named(dtype, "--dtype")
     model = opened(source, allow_unread, weights=True)
     began = time.perf_counter()
-    files = conversion.convert(model, out, stored, limit, Bar(), warn)
+    files = conversion.convert(model, out, stored, limit, Bar(), warn, adapter)
     document = _written(model.name, out, files, time.perf_counter() - began)
     if as_json:
         print_json(document)

@@ -31,7 +31,8 @@ def train(
     """Train a model by RECIPE, a TOML file or the name of a shipped one, with changes such as optimizer.lr=3e-4.
 
     The run's folder, run.out, gets a log, checkpoints, and the trained model as a folder that other commands and
-    transformers load. A stopped run goes on with --resume as if it had never stopped.
+    transformers load, or adapters for the model that is tuned. A stopped run goes on with --resume as if it had never
+    stopped.
     """
     from asbuilt.train import recipe as recipes
 
@@ -45,15 +46,21 @@ def train(
     if dry_run:
         _plan(given, as_json)
         return
-    from asbuilt.train.loop import run
+    from asbuilt.train.loop import ADAPTER, run
 
     outcome = run(given, resume=resume, report=Line())
+    exported = outcome.exported
     if as_json:
-        print_json({**asdict(outcome), "folder": str(outcome.folder), "model": str(outcome.folder / "model")})
+        kind = "adapter" if given.tune.adapters else "model"
+        print_json({**asdict(outcome), "folder": str(outcome.folder), "exported": str(exported), kind: str(exported)})
         return
-    said = "" if outcome.validation is None else f", validation loss {outcome.validation:.4f} nats per token"
+    per = "pair" if given.data.preferences else "token"
+    said = "" if outcome.validation is None else f", validation loss {outcome.validation:.4f} nats per {per}"
     say(f"{count(outcome.steps)} steps, {count(outcome.tokens)} tokens in {clock(outcome.seconds)}{said}")
-    say(f"{outcome.folder / 'model'}: the model; asbuilt generate, measure and transformers load it")
+    if exported.name == ADAPTER:
+        say(f"{exported}: the adapters; asbuilt generate {given.model.source} --adapter {exported}")
+    else:
+        say(f"{exported}: the model; asbuilt generate, measure and transformers load it")
 
 
 def say_all(text: str) -> None:
@@ -67,6 +74,9 @@ class Line:
 
     def __call__(self, at: Progress) -> None:
         """Draws what a run reports."""
+        if at.note is not None:
+            warn(f"warning: {at.note}")
+            return
         if at.validation is not None:
             end = "\x1b[K\n" if sys.stderr.isatty() else ""
             self._draw(f"step {at.step}/{at.steps}: validation loss {at.validation:.4f} nats per token", end)
@@ -94,12 +104,14 @@ def clock(seconds: float) -> str:
 def _plan(given: Recipe, as_json: bool) -> None:
     """Prints the parameters, FLOPs, memory and time of the run on this machine."""
     from asbuilt.measure import this_machine
-    from asbuilt.train.loop import described
+    from asbuilt.train.loop import described, read_data
     from asbuilt.train.planned import planned
-    from asbuilt.train.text import text_data
+    from asbuilt.train.tune import base_spec
 
-    _, vocabulary = text_data(given.data, given.run.seed)
-    spec = described(given, vocabulary.n_vocab).spec
+    _, vocabulary, note = read_data(given)
+    if note:
+        warn(f"warning: {note}")
+    spec = base_spec(given, described(given, vocabulary.n_vocab))
     machine = this_machine(say=lambda text: warn(f"{text} ..."), warn=lambda text: warn(f"warning: {text}"))
     plan = planned(given, spec, machine)
     step = plan.trial.step
@@ -108,6 +120,7 @@ def _plan(given: Recipe, as_json: bool) -> None:
         "model": plan.model,
         "n_vocab": spec.n_vocab,
         "parameters": plan.parameters,
+        "trained_parameters": plan.state.gradients // 4,
         "flops_per_token": plan.flops_per_token,
         "tokens": plan.tokens,
         "tokens_per_step": step.tokens,
@@ -125,6 +138,7 @@ def _plan(given: Recipe, as_json: bool) -> None:
         return
     rows = [
         ("parameters", count(plan.parameters)),
+        ("trained parameters", count(plan.state.gradients // 4)),
         *((f"FLOPs per token, {name}", count(round(value))) for name, value in plan.flops_per_token.items()),
         ("training tokens", count(round(plan.tokens))),
         ("tokens per step", count(round(step.tokens))),

@@ -40,6 +40,11 @@ def without_adapters(spec: P) -> P:
     return transform_maps(spec, lambda _, one: one.base if isinstance(one, Lora) else one)
 
 
+def is_pattern(target: str) -> bool:
+    """Returns whether a target is a pattern of paths rather than the name of a map."""
+    return any(letter in target for letter in ".*?[")
+
+
 def _in_block(path: str) -> bool:
     """Returns whether a matrix is in a block of the model or of its encoder."""
     return path.startswith("blocks.") or ".blocks." in path

@@ -3,8 +3,8 @@
 OUT/recipe.toml            every setting of the run
 OUT/log.jsonl              a line for each logged step and each validation
 OUT/checkpoints/step-N/    the whole state after N steps (train/state.py)
-OUT/model/                 the trained model, for transformers where a published family can express it; or, of a run that
-OUT/adapter/               trains adapters alone, these in PEFT's layout
+OUT/model/                 the trained model, for transformers where a published family can express it
+OUT/adapter/               the adapters in PEFT's layout, if they alone are trained; there is no OUT/model then
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Rafailov et al. 2023 (arXiv 2305.18290), equation 7. With ln p of an answer summed over its tokens, the margin of a pair
 is h = beta * ((ln p - ln p_0 of the chosen answer) - (ln p - ln p_0 of the rejected one)), and its loss is
--(1 - s) ln sigmoid(h) - s ln sigmoid(-h), s the probability that the preference is the wrong way round (`smoothing`).
-p_0 is the model at the start of the run: with adapters the frozen model, otherwise a copy. It does not change, so ln p_0
-is computed once, before the first step, and no second model is held.
+-(1 - s) ln sigmoid(h) - s ln sigmoid(-h), where s is the probability that the preference is the wrong way round
+(`smoothing`). p_0 is the model at the start of the run, with adapters the one without them. It does not change, so
+ln p_0 is computed once, before the first step, and no second model is held.
 
 Shapes: pairs B, rows 2B, tokens T, model width M, targets N.
 """

@@ -85,7 +85,7 @@ class Data:
     preferences: str = ""
     """JSON lines of a prompt with a chosen and a rejected answer, for direct preference optimisation."""
     tokenizer: str = "characters"
-    """characters, one token for each that occurs; bytes; a tokenizer.json, or its folder; of chats it is the model's."""
+    """characters, one token for each that occurs; bytes; a tokenizer.json, or its folder; chats use the model's."""
     context: int = 256
     """Tokens of a sequence; chats that have more are cut."""
     batch: int = 16

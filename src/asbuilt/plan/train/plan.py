@@ -27,6 +27,7 @@ from asbuilt.plan.train.shares import Adapters, Piece, Shares, Slice, Work, shar
 from asbuilt.plan.train.stages import Section, StageMemory, fullest, sections
 from asbuilt.plan.train.step import Speed, TrainingStep
 from asbuilt.spec import LanguageModel, Model, Part, Pass, VisionLanguageModel, adapted
+from asbuilt.spec.adapters import is_pattern
 from asbuilt.spec.part import Weight
 
 SECONDS_A_DAY = 86400
@@ -110,6 +111,8 @@ class Subject:
         key = (adapters.rank, adapters.targets)
         if key not in self._adapted:
             small, order = known(self.model).census.small, known(self.model).order  # equal blocks once
+            if any(map(is_pattern, adapters.targets or ())):  # which may name blocks
+                small, order = self.model, tuple(range(len(self.model.blocks)))
             assert isinstance(small, Model)
             # what makes something of images and sounds is not trained
             text = small.text if isinstance(small, VisionLanguageModel) else small
