@@ -208,8 +208,8 @@ def _read(path: Path, field: str, make: Callable[[dict[str, Any]], Any], cut: Cu
             made.append(make(found))
         except InputError as error:
             raise InputError(
-                ": ".join(filter(None, (error.field, error.problem))),
-                field=where,
+                error.problem,
+                field=": ".join(filter(None, (where, error.field))),
                 value=error.value,
                 allowed=error.allowed,
                 fix=error.fix,
