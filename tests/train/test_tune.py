@@ -29,7 +29,7 @@ from asbuilt.train.batch import Batch
 from asbuilt.train.optimizer import optimizers
 from asbuilt.train.planned import planned
 from asbuilt.train.settings import Optimizer
-from asbuilt.train.step import evaluate, train_step
+from asbuilt.train.step import train_step
 from asbuilt.train.tune import base_spec, tuned_model
 from asbuilt.train.tune_settings import Tune
 
@@ -70,7 +70,7 @@ def test_adapters_start_as_the_checkpoint_bit_by_bit(tmp_path: Path) -> None:
     for targets in ((), ("q", "up")):
         model = tuned_model(base, Tune(kind="lora", rank=2, targets=targets), seed=torch.randint(99, ()).item())
         assert torch.equal(model(ids), plain(ids))
-        found = [p for path, p in model.named_parameters() if path.endswith("lora_a")]
+        found = [p.detach() for path, p in model.named_parameters() if path.endswith("lora_a")]
         assert all(float(p.abs().max()) <= p.shape[-1] ** -0.5 < 3 * float(p.abs().max()) for p in found)
         assert len({tuple(p.flatten()[:3].tolist()) for p in found}) == len(found)
 
@@ -134,7 +134,6 @@ def test_packed_blocks_with_adapters_train_as_the_expanded_weights_do(tmp_path: 
         torch.testing.assert_close(merged(ids), model(ids), rtol=1e-4, atol=1e-4)
 
 
-@torch.no_grad()
 def test_others_compute_what_was_trained(tmp_path: Path) -> None:
     """PEFT beside transformers, and transformers alone with the merged folder."""
     outcome = loop.run(recipe(tmp_path, "run", kind="lora", rank=3, alpha=5.0))
@@ -145,15 +144,17 @@ def test_others_compute_what_was_trained(tmp_path: Path) -> None:
     kept = load_file(tmp_path / "run" / "checkpoints" / "step-00000006" / "weights.safetensors")
     require_equal({path: tensor for path, tensor in held(model).items() if is_adapter(path)}, kept)
     ids = torch.randint(model.spec.n_vocab, (2, 11))
-    want = model(ids)
-    assert (load(base)(ids) - want).abs().max() > 0.01 * want.abs().max()
-    beside = PeftModel.from_pretrained(theirs(base), str(folder)).eval()
-    torch.testing.assert_close(beside(ids).logits, want, rtol=1e-4, atol=1e-4)
+    with torch.no_grad():
+        want, before = model(ids), load(base)(ids)
+        beside = PeftModel.from_pretrained(theirs(base), str(folder)).eval()(ids).logits
+    assert (before - want).abs().max() > 0.01 * want.abs().max()
+    torch.testing.assert_close(beside, want, rtol=1e-4, atol=1e-4)
     assert json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"] == str(base)
     ran = CliRunner().invoke(cli, ["convert", str(base), str(tmp_path / "merged"), "--adapter", str(folder), "--json"])
     assert ran.exit_code == 0, ran.stderr
-    torch.testing.assert_close(theirs(tmp_path / "merged")(ids).logits, want, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(asbuilt.merged(model)(ids), want, rtol=1e-4, atol=1e-4)
+    with torch.no_grad():
+        for one in (theirs(tmp_path / "merged")(ids).logits, asbuilt.merged(model)(ids)):
+            torch.testing.assert_close(one, want, rtol=1e-4, atol=1e-4)
     assert AutoTokenizer.from_pretrained(tmp_path / "merged").chat_template == small_chats.TEMPLATE
     refused = CliRunner().invoke(cli, ["convert", str(base), str(tmp_path / "m.gguf"), "--adapter", str(folder)])
     assert (refused.exit_code, "adapter: adapters are merged into folders alone" in refused.stderr) == (2, True)
@@ -195,21 +196,21 @@ def test_what_is_taught_is_learned(tmp_path: Path) -> None:
     assert evaluate(one.model, [one.data.batch(0)]) < 0.3
     text = tmp_path / "text.txt"
     text.write_text("abc " * 99)
-    words = (f"data.text={text}", f"data.tokenizer={tmp_path / 'base'}", "data.context=8", "data.validation=0.1")
-    outcome = loop.run(recipe(tmp_path, "text", *words, kind="lora"))
+    given = (f"data.text={text}", f"data.tokenizer={tmp_path / 'base'}", "data.context=8", "data.validation=0.1")
+    outcome = loop.run(recipe(tmp_path, "text", *given, kind="lora"))
     assert outcome.exported == tmp_path / "text" / "adapter"
 
 
 def test_the_command_line_trains_adapters_and_plans_them(tmp_path: Path) -> None:
     base, file = small_chats.checkpoint(tmp_path / "base"), small_chats.chats(tmp_path)
     (tmp_path / "r.toml").write_text(f'[model]\nsource = "{base}"\nweights = true\n[tune]\nkind = "lora"\nrank = 2\n')
-    words = ["train", str(tmp_path / "r.toml"), f"data.chat={file}", "data.context=100", f"run.out={tmp_path / 'run'}"]
-    ran = CliRunner().invoke(cli, [*words, "run.steps=2", "--json"])
+    typed = ["train", str(tmp_path / "r.toml"), f"data.chat={file}", "data.context=100", f"run.out={tmp_path / 'run'}"]
+    ran = CliRunner().invoke(cli, [*typed, "run.steps=2", "--json"])
     assert ran.exit_code == 0, ran.stderr
     assert json.loads(ran.stdout)["adapter"] == str(tmp_path / "run" / "adapter")
-    ran = CliRunner().invoke(cli, [*words, "run.steps=2", "--resume"])
+    ran = CliRunner().invoke(cli, [*typed, "run.steps=2", "--resume"])
     assert f"generate {base} --adapter {tmp_path / 'run' / 'adapter'}" in ran.stdout
-    shown = CliRunner().invoke(cli, [*words, "--show"])
+    shown = CliRunner().invoke(cli, [*typed, "--show"])
     assert "rank = 2  # Width between the two matrices of an adapter." in shown.stdout
 
 
@@ -217,7 +218,7 @@ REFUSED = {
     "no weights": (["model.weights=false"], {"kind": "lora"}, "tune.kind: adapters are trained beside the weights"),
     "a kind": ([], {"kind": "dora"}, "tune.kind: must be full, lora or qlora"),
     "a rank": ([], {"kind": "lora", "rank": 0}, "tune.rank"),
-    "a larger rank": ([], {"kind": "lora", "rank": 99}, "at most 64"),
+    "a larger rank": ([], {"kind": "lora", "rank": 99}, "must be at most 32"),
     "no alpha": ([], {"kind": "lora", "alpha": 0}, "tune.alpha: must be a number above 0"),
     "a target": ([], {"kind": "lora", "targets": ["query"]}, "targets: no linear map of a block has this name"),
     "no such block": ([], {"kind": "lora", "targets": ["blocks.7.*"]}, "a pattern such as"),
@@ -237,8 +238,8 @@ REFUSED = {
 def test_what_does_not_go_together_is_refused_by_name(wrong: str, tmp_path: Path) -> None:
     changes, tune, said = REFUSED[wrong]
     small_chats.checkpoint(tmp_path / "base")
+    chats = f"data.chat={small_chats.chats(tmp_path)}"
     with pytest.raises(InputError) as refused:
-        chats = f"data.chat={small_chats.chats(tmp_path)}"
         loop.run(recipe(tmp_path, "run", chats, *changes, **tune))
     assert said in str(refused.value)
     assert not (tmp_path / "run").exists()
