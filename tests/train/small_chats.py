@@ -110,10 +110,8 @@ def recipe(folder: Path, out: str, *changes: str, **tune: object) -> Recipe:
     if not base.exists():
         checkpoint(base)
     if not any(change.startswith(("data.chat", "data.preferences", "data.text")) for change in changes):
-        changes = (
-            f"data.chat={folder / 'chats.jsonl' if (folder / 'chats.jsonl').exists() else chats(folder)}",
-            *changes,
-        )
+        file = folder / "chats.jsonl"
+        changes = (f"data.chat={file if file.exists() else chats(folder)}", *changes)
     usual = [
         f"model.source={base}",
         "model.weights=true",
@@ -121,6 +119,7 @@ def recipe(folder: Path, out: str, *changes: str, **tune: object) -> Recipe:
         "data.batch=2",
         "data.validation=0.2",
         "optimizer.lr=0.01",
+        "schedule.warmup=0",
         "run.steps=6",
         "run.save_every=2",
         "run.validate_every=3",

@@ -13,7 +13,7 @@ import torch
 from click.testing import CliRunner
 from peft import PeftModel
 from safetensors.torch import load_file
-from small_chats import recipe, theirs
+from small_chats import recipe, theirs, words
 from small_runs import killed_at, log, require_equal, state
 from torch import Tensor
 from transformers import AutoTokenizer
@@ -185,15 +185,13 @@ def test_a_resumed_run_is_one_that_never_stopped(data: str, tmp_path: Path) -> N
 
 
 def test_what_is_taught_is_learned(tmp_path: Path) -> None:
-    """Adapters alone bring the loss of a few answers near zero, and text works as chats do."""
-    made = recipe(
-        tmp_path, "run", "run.steps=60", "data.batch=5", "data.validation=0", "optimizer.lr=0.03", kind="lora"
-    )
-    one = loop.prepare(made)
-    before = evaluate(one.model, [one.data.batch(0)])
-    loop.Loop(one, lambda _: None).finish()
-    assert before > 3.0
-    assert evaluate(one.model, [one.data.batch(0)]) < 0.3
+    """Adapters alone teach one answer to all questions, and text works as chats do."""
+    file = small_chats.lines(tmp_path / "one.jsonl", [{"prompt": words(), "response": "cab"} for _ in range(4)])
+    changes = (f"data.chat={file}", "data.validation=0", "run.steps=40", "optimizer.lr=0.03", "data.batch=4")
+    one = loop.prepare(recipe(tmp_path, "run", *changes, kind="lora", alpha=64))
+    losses = [one.step().loss for _ in range(40)]
+    assert losses[0] > 3.0
+    assert losses[-1] < 0.5
     text = tmp_path / "text.txt"
     text.write_text("abc " * 99)
     given = (f"data.text={text}", f"data.tokenizer={tmp_path / 'base'}", "data.context=8", "data.validation=0.1")
