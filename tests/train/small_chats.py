@@ -41,7 +41,7 @@ def checkpoint(folder: Path, template: str | None = TEMPLATE) -> Path:
         )
     )
     for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.25)
+        torch.nn.init.normal_(parameter, mean=float(parameter.dim() == 1), std=0.25)  # gains around 1
     model.save_pretrained(folder)
     return folder
 
