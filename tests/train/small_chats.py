@@ -33,13 +33,19 @@ def checkpoint(folder: Path, template: str | None = TEMPLATE) -> Path:
     said = {"eos_token": "</s>"} | ({} if template is None else {"chat_template": template})
     (folder / "tokenizer_config.json").write_text(json.dumps(said))
     end = made.token_to_id("</s>")
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "vocab_size": made.get_vocab_size()}
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            **sizes, **heads, max_position_embeddings=128, bos_token_id=None, eos_token_id=end, pad_token_id=end
-        )
+    config = LlamaConfig(
+        hidden_size=32,
+        intermediate_size=64,
+        vocab_size=made.get_vocab_size(),
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_hidden_layers=2,
+        max_position_embeddings=128,
+        bos_token_id=None,
+        eos_token_id=end,
+        pad_token_id=end,
     )
+    model = LlamaForCausalLM(config)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, mean=float(parameter.dim() == 1), std=0.25)  # gains around 1
     model.save_pretrained(folder)

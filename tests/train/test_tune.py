@@ -68,7 +68,7 @@ def test_adapters_start_as_the_checkpoint_bit_by_bit(tmp_path: Path) -> None:
     plain = load(base, dtype="float32").train()
     ids = torch.randint(plain.spec.n_vocab, (2, 9))
     for targets in ((), ("q", "up")):
-        model = tuned_model(base, Tune(kind="lora", rank=2, targets=targets), seed=torch.randint(99, ()).item())
+        model = tuned_model(base, Tune(kind="lora", rank=2, targets=targets), seed=int(torch.randint(99, ())))
         assert torch.equal(model(ids), plain(ids))
         found = [p.detach() for path, p in model.named_parameters() if path.endswith("lora_a")]
         assert all(float(p.abs().max()) <= p.shape[-1] ** -0.5 < 3 * float(p.abs().max()) for p in found)
@@ -191,7 +191,7 @@ def test_what_is_taught_is_learned(tmp_path: Path) -> None:
     one = loop.prepare(recipe(tmp_path, "run", *changes, kind="lora", alpha=64))
     losses = [one.step().loss for _ in range(40)]
     assert losses[0] > 3.0
-    assert losses[-1] < 0.5
+    assert losses[-1] < 0.3 * losses[0]
     text = tmp_path / "text.txt"
     text.write_text("abc " * 99)
     given = (f"data.text={text}", f"data.tokenizer={tmp_path / 'base'}", "data.context=8", "data.validation=0.1")

@@ -48,13 +48,13 @@ def train(
         return
     from asbuilt.train.loop import ADAPTER, run
 
-    outcome = run(given, resume=resume, report=Line())
+    per = "pair" if given.data.preferences else "token"
+    outcome = run(given, resume=resume, report=Line(per))
     exported = outcome.exported
     if as_json:
         kind = "adapter" if given.tune.adapters else "model"
         print_json({**asdict(outcome), "folder": str(outcome.folder), "exported": str(exported), kind: str(exported)})
         return
-    per = "pair" if given.data.preferences else "token"
     said = "" if outcome.validation is None else f", validation loss {outcome.validation:.4f} nats per {per}"
     say(f"{count(outcome.steps)} steps, {count(outcome.tokens)} tokens in {clock(outcome.seconds)}{said}")
     if exported.name == ADAPTER:
@@ -72,6 +72,9 @@ def say_all(text: str) -> None:
 class Line:
     """Progress on stderr: one line that is drawn again on a terminal, a line for each report elsewhere."""
 
+    def __init__(self, per: str = "token") -> None:
+        self._per = per
+
     def __call__(self, at: Progress) -> None:
         """Draws what a run reports."""
         if at.note is not None:
@@ -79,7 +82,7 @@ class Line:
             return
         if at.validation is not None:
             end = "\x1b[K\n" if sys.stderr.isatty() else ""
-            self._draw(f"step {at.step}/{at.steps}: validation loss {at.validation:.4f} nats per token", end)
+            self._draw(f"step {at.step}/{at.steps}: validation loss {at.validation:.4f} nats per {self._per}", end)
             return
         rate, left = count(round(at.tokens_per_second)), clock(at.seconds_left)
         self._draw(f"step {at.step}/{at.steps}: loss {at.loss:.4f}, {rate} tokens/s, {left} left", "\x1b[K")
