@@ -26,7 +26,20 @@ from asbuilt.measure.rates import DTYPES, Calibration, LinearTime, Rates, TimeGr
 from asbuilt.measure.run import decode_seconds, prefill_seconds
 from asbuilt.measure.trace import trace
 from asbuilt.nn import build
-from asbuilt.spec import Attention, Block, Branch, GatedMLP, Head, Model, RMSNorm, Rotary, TokenEmbedding
+from asbuilt.spec import (
+    Attention,
+    Block,
+    Branch,
+    GatedDeltaNet,
+    GatedMLP,
+    Head,
+    Model,
+    Part,
+    RMSNorm,
+    Rotary,
+    ShortConvolution,
+    TokenEmbedding,
+)
 
 # Rounds, in each of which every call of a grid is made once.
 DECODE_ROUNDS, PREFILL_ROUNDS, SMALL_ROUNDS = 41, 11, 200
@@ -35,6 +48,7 @@ PROBE_PROMPT, PROBE_STEPS, PROBE_PREFILLS = 64, 32, 5
 KINDS = "decode", "prefill", "product"  # what a probe times in each dtype, besides reading memory
 # (layers, width) of the stacks whose steps are timed, from one that fits in cache to one that is read from memory.
 STACKS, STACK_STEPS = ((12, 256), (16, 512), (20, 768)), 16
+ATTENTION, DELTA_NET = "attention", "delta_net"  # mixers of stacks
 LEAST = 0.1  # the least fraction of a time that subtractions leave, since clocks and other processes add noise
 # Operands come in sequence from this many bytes: more than a process gets of most CPUs' caches.
 MEMORY = 300 * 2**20
@@ -133,12 +147,24 @@ def _in_turn(calls: Sequence[Prepare], memory: _Memory, rounds: int, before: Pre
     return [lower_quartile(kept[1:]) for kept in times]
 
 
-def stack(layers: int = 12, width: int = 256) -> Model:
+def stack(layers: int = 12, width: int = 256, mixer: str = ATTENTION) -> Model:
     """Returns a small model of the most common parts, so that products take the smaller share of its time."""
     heads, norm = width // 64, RMSNorm(d=width)
-    attention = Attention(d_model=width, n_heads=heads, n_kv_heads=heads // 2, d_head=64, positions=Rotary(d_rotary=64))
+    body: Part = Attention(
+        d_model=width, n_heads=heads, n_kv_heads=heads // 2, d_head=64, positions=Rotary(d_rotary=64)
+    )
+    if mixer == DELTA_NET:
+        body = GatedDeltaNet(
+            d_model=width,
+            n_key_heads=heads,
+            n_value_heads=heads,
+            d_key=128,
+            d_value=128,
+            conv=ShortConvolution(channels=3 * heads * 128, kernel=4),
+            norm=RMSNorm(d=128),
+        )
     ffn = GatedMLP(d_model=width, d_ff=3 * width, activation="silu")
-    branches = Branch(name="attention", norm=norm, body=attention), Branch(name="ffn", norm=norm, body=ffn)
+    branches = Branch(name=mixer, norm=norm, body=body), Branch(name="ffn", norm=norm, body=ffn)
     return Model(
         embedding=TokenEmbedding(n_vocab=8 * width, d_model=width),
         blocks=(Block(branches=branches),) * layers,
