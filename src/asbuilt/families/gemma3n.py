@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from asbuilt.errors import InputError
 from asbuilt.families import gemma3n_text
 from asbuilt.families.shared import conformer, mobilenet
 from asbuilt.families.shared.family import Family
@@ -23,6 +24,7 @@ from asbuilt.families.shared.table import TensorTable, entry, respelled
 from asbuilt.families.shared.towers import Nested
 from asbuilt.spec import (
     AudioEncoder,
+    ConvolvedPatches,
     Hearing,
     LanguageModel,
     MelSubsampling,
@@ -33,6 +35,7 @@ from asbuilt.spec import (
     TiedHead,
     Vision,
     VisionLanguageModel,
+    stored_weights,
 )
 from asbuilt.spec.own_tokens import Through
 from asbuilt.spec.part import LARGEST_SIZE
@@ -295,8 +298,10 @@ TEXT = (("model.", "model.language_model."),)
 def _names(spec: Model, family: str) -> TensorTable:
     whole = expect_whole(spec, VisionLanguageModel, family)
     text = gemma3n_text.FAMILY.table(whole.text)
-    network = whole.vision.tower.embedding
-    named = mobilenet.NETWORKS[mobilenet.named(network, family)]
+    network = expect(whole.vision.tower.embedding, ConvolvedPatches, "vision.tower.embedding", family)
+    for path, _, _ in stored_weights(whole.vision.tower):
+        if not path.startswith("embedding."):
+            raise InputError(f"{family} files have no name for this weight", field=f"vision.tower.{path}")
     hears, own = expect(whole.hearing, Hearing, "hearing", family), []
     for i, one in enumerate(whole.own_tokens):
         name = "model.embed_vision" if one.through == "vision" else "model.embed_audio"
@@ -308,7 +313,7 @@ def _names(spec: Model, family: str) -> TensorTable:
         ]
     entries = (
         *respelled(text.entries, TEXT),
-        *mobilenet.entries(named, "vision.tower.embedding.", "model.vision_tower.timm_model."),
+        *mobilenet.entries(network, "vision.tower.embedding.", "model.vision_tower.timm_model."),
         *NAMES.entries(hears.tower, family, "hearing.tower.", "model.audio_tower."),
         *own,
     )

@@ -17,7 +17,7 @@ from asbuilt.nn.vision import PatchEmbedding
 from asbuilt.spec import convolved as spec
 
 
-@computes(spec.GridConvolution)
+@computes(spec.GridConvolution, spec.PixelConvolution)
 class GridConvolution(PartModule):
     """norm(W * x + b), and tanh-GELU of it."""
 

@@ -14,7 +14,7 @@ from asbuilt.spec.classifier import LABELLED, Classifier, Labelled
 from asbuilt.spec.compressed import CompressedAttention, Compressor, EntryIndexer
 from asbuilt.spec.convolution import CausalConvolution, CentredConvolution, ShortConvolution
 from asbuilt.spec.convolution_module import ConvolutionModule
-from asbuilt.spec.convolved import ConvolvedPatches, GridAttention, GridConvolution, InvertedResidual
+from asbuilt.spec.convolved import ConvolvedPatches, GridAttention, GridConvolution, InvertedResidual, PixelConvolution
 from asbuilt.spec.cross import CrossAttention
 from asbuilt.spec.decoder import decoder
 from asbuilt.spec.delta_net import DECAYS, DELTA_GATES, GatedDeltaNet
@@ -241,6 +241,7 @@ __all__ = [
     "PatchEmbedding",
     "PerLayerEmbedding",
     "PerLayerInput",
+    "PixelConvolution",
     "Plane",
     "PooledProjector",
     "Pooler",

@@ -29,6 +29,7 @@ class GridConvolution(Part):
     """
 
     kind = "embedding"
+    of_pixels: ClassVar[bool] = False
     d_in: int
     """Width of the vectors that are read."""
     d_out: int
@@ -45,13 +46,11 @@ class GridConvolution(Part):
     """Norm over the channels of an output."""
     activated: bool = False
     """Whether tanh-GELU follows the norm."""
-    of_pixels: bool = False
-    """Whether x is an image, which needs no gradient."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "d_in", "d_out", "kernel", "stride")
         require(self, "kernel", self.kernel <= MOST_TAPS, f"at most {MOST_TAPS}")
-        require_flags(self, "apart", "bias", "activated", "of_pixels")
+        require_flags(self, "apart", "bias", "activated")
         require(self, "apart", not self.apart or self.d_in == self.d_out, "false beside d_out other than d_in")
         require(self, "stride", self.stride <= self.kernel, f"at most kernel = {self.kernel}: others skip vectors")
         require(self, "norm", isinstance(self.norm, RMSNorm) and self.norm.d == self.d_out, f"of {self.d_out} numbers")
@@ -86,6 +85,13 @@ class GridConvolution(Part):
     def child_run(self, name: str, run: Pass) -> Pass:
         """The norm processes the outputs."""
         return replace(run, tokens=self.left(isqrt(run.tokens)) ** 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PixelConvolution(GridConvolution):
+    """A convolution of the pixels of an image, which need no gradient."""
+
+    of_pixels: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,7 +219,7 @@ class ConvolvedPatches(PatchEmbedding):
     """
 
     whole: ClassVar[bool] = True
-    stem: GridConvolution
+    stem: PixelConvolution
     """The convolution of the pixels."""
     blocks: tuple[InvertedResidual | GridAttention, ...]
     """What follows it, in order."""
@@ -232,8 +238,8 @@ class ConvolvedPatches(PatchEmbedding):
             isinstance(one, InvertedResidual | GridAttention) for one in self.blocks
         )
         require(self, "blocks", kinds and len(self.blocks) > 1, "two blocks of convolutions or attention, or more")
-        stem = self.stem.d_in == self.channels and self.stem.of_pixels
-        require(self, "stem", stem, f"a convolution of pixels, of {self.channels} channels")
+        stem = isinstance(self.stem, PixelConvolution) and self.stem.d_in == self.channels
+        require(self, "stem", stem, f"a convolution of pixels of {self.channels} channels")
         widths = [self.stem.d_out, *(self._width(block) for block in self.blocks)]
         read = [getattr(block, "d_in", widths[i + 1]) for i, block in enumerate(self.blocks)]
         require(self, "blocks", read == widths[:-1], "blocks of which each is as wide as the next one reads")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from asbuilt.spec.norms import Norm
+from asbuilt.spec.norms import RMSNorm
 from asbuilt.spec.part import LARGEST_SIZE, Part, Pass, Product, Weight, require, require_choice, require_sizes
 
 Through = Literal["vision", "hearing"]
@@ -34,7 +34,7 @@ class OwnTokens(Part):
     """Width of a row."""
     d_model: int
     """Width of the residual stream."""
-    norm: Norm
+    norm: RMSNorm
     """Norm of a row."""
 
     def __post_init__(self) -> None:
@@ -42,7 +42,8 @@ class OwnTokens(Part):
         whole = isinstance(self.first, int) and not isinstance(self.first, bool) and 0 <= self.first <= LARGEST_SIZE
         require(self, "first", whole, "a token id")
         require_sizes(self, "n_rows", "d_table", "d_model")
-        require(self, "norm", self.norm.d == self.d_table, f"a norm over d_table = {self.d_table}")
+        normed = isinstance(self.norm, RMSNorm) and self.norm.d == self.d_table
+        require(self, "norm", normed, f"an RMSNorm over d_table = {self.d_table}")
 
     @property
     def past(self) -> int:

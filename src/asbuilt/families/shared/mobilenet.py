@@ -16,6 +16,7 @@ from asbuilt.spec import (
     GridConvolution,
     ImageEncoder,
     InvertedResidual,
+    PixelConvolution,
     RMSNorm,
 )
 from asbuilt.spec.part import Part
@@ -148,7 +149,9 @@ def network(said: Network) -> ConvolvedPatches:
         image_size=said.image_size,
         patch_size=said.image_size // said.n_side,
         d_model=said.d_model,
-        stem=made.conv(3, said.stem, 3, 2, bias=True, activated=True, of_pixels=True),
+        stem=PixelConvolution(
+            d_in=3, d_out=said.stem, kernel=3, stride=2, bias=True, norm=made.norm(said.stem), activated=True
+        ),
         blocks=tuple(blocks),
         fused=len(blocks) - len(late[1]) - 1,
         fuse=InvertedResidual(steps=(made.conv(both, 2 * both, activated=True), made.conv(2 * both, said.d_model))),
@@ -171,50 +174,62 @@ def tower(said: Network) -> ImageEncoder:
     return ImageEncoder(embedding=made, blocks=(), max_positions=made.n_tokens, name="tower")
 
 
-def entries(said: Network, path: str, prefix: str) -> Iterator[Entry]:
-    """Yields the entries of the network at `path`, whose names on disk begin with `prefix`."""
-    yield from _of_conv(f"{path}stem", f"{prefix}conv_stem.", "conv", "bn")
-    yield entry(f"{path}stem.bias", f"{prefix}conv_stem.conv.bias")
-    made, number = network(said), 0
-    for stage, (_, blocks) in enumerate(said.stages):
-        for i, one in enumerate(blocks):
-            at, name = f"{path}blocks.{number}.", f"{prefix}blocks.{stage}.{i}."
-            block = made.blocks[number]
-            if isinstance(block, GridAttention):
-                yield from _of_attention(block, at, name)
-            elif isinstance(one, Edge):
-                yield from _of_conv(f"{at}steps.0", name, "conv_exp", "bn1")
-                yield from _of_conv(f"{at}steps.1", name, "conv_pwl", "bn2")
-            else:
-                assert isinstance(one, Inverted)
-                yield from _of_inverted(one, at, name)
-            number += 1
-    yield from _of_steps(("pw_exp", "pw_proj"), f"{path}fuse.", f"{prefix}msfa.ffn.")
+def entries(made: ConvolvedPatches, path: str, prefix: str) -> Iterator[Entry]:
+    """Yields the entries of the network at `path`, whose names on disk begin with `prefix`.
+
+    Raises InputError for blocks that files have no names for. A stage begins where a grid gets smaller.
+    """
+    yield from _of_conv(made.stem, f"{path}stem", f"{prefix}conv_stem.conv", f"{prefix}conv_stem.bn")
+    stage, i = -1, 0
+    for number, block in enumerate(made.blocks):
+        smaller = made.sides[number + 2] < made.sides[number + 1]
+        stage, i = (stage + 1, 0) if smaller or not number else (stage, i + 1)
+        at, name = f"{path}blocks.{number}.", f"{prefix}blocks.{stage}.{i}."
+        yield from _of_attention(block, at, name) if isinstance(block, GridAttention) else _of_steps(block, at, name)
+    yield from _of_steps(made.fuse, f"{path}fuse.", f"{prefix}msfa.ffn.")
     yield entry(f"{path}norm.weight", f"{prefix}msfa.norm.weight")
 
 
-def _of_conv(at: str, name: str, conv: str, norm: str) -> Iterator[Entry]:
-    yield entry(f"{at}.weight", f"{name}{conv}.weight")
-    yield entry(f"{at}.norm.weight", f"{name}{norm}.weight")
+def _of_conv(made: GridConvolution, at: str, conv: str, norm: str) -> Iterator[Entry]:
+    yield from (entry(f"{at}.{weight}", f"{conv}.{weight}") for weight in made.holds())
+    yield entry(f"{at}.norm.weight", f"{norm}.weight")
 
 
-def _of_steps(steps: tuple[str, ...], at: str, name: str) -> Iterator[Entry]:
-    for i, step in enumerate(steps):
-        yield from _of_conv(f"{at}steps.{i}", f"{name}{step}.", "conv", "bn")
+def _of_steps(block: InvertedResidual, at: str, name: str) -> Iterator[Entry]:
+    """Yields those of the convolutions, which are named by their order, and of the factors."""
+    names = _edge_names(block) or _inverted_names(block)
+    if len({*names}) < len(names):
+        raise InputError("files have no names for these convolutions", field=at.rstrip("."))
+    for i, (step, (conv, norm)) in enumerate(zip(block.steps, names, strict=True)):
+        yield from _of_conv(step, f"{at}steps.{i}", name + conv, name + norm)
+    if block.scaled:
+        yield entry(f"{at}scale", f"{name}layer_scale.gamma")
 
 
-def _of_inverted(said: Inverted, at: str, name: str) -> Iterator[Entry]:
-    there = {"dw_start": said.start, "pw_exp": 1, "dw_mid": said.middle, "pw_proj": 1}
-    yield from _of_steps(tuple(step for step, some in there.items() if some), at, name)
-    yield entry(f"{at}scale", f"{name}layer_scale.gamma")
+def _edge_names(block: InvertedResidual) -> list[tuple[str, str]]:
+    """Returns the names of convolutions and norms of an edge; none for another block."""
+    first = block.steps[0]
+    is_edge = len(block.steps) == 2 and first.kernel > 1 and not first.apart
+    return [("conv_exp", "bn1"), ("conv_pwl", "bn2")] if is_edge else []
+
+
+def _inverted_names(block: InvertedResidual) -> list[tuple[str, str]]:
+    """Returns those of other blocks: of maps in and out, and of what is convolved before and between them."""
+    names, maps = [], 0
+    for step in block.steps:
+        kind = ("dw_start", "dw_mid") if step.apart else ("pw_exp", "pw_proj")
+        names.append(kind[min(maps, 1)])
+        maps += not step.apart
+    return [(f"{one}.conv", f"{one}.bn") for one in names]
 
 
 def _of_attention(block: GridAttention, at: str, name: str) -> Iterator[Entry]:
     yield entry(f"{at}norm.weight", f"{name}norm.weight")
     for own, theirs in (("q", "query"), ("k", "key"), ("v", "value"), ("o", "output")):
-        plain = block.maps[own].plain
+        plain, stored = block.maps[own].plain, f"{name}attn.{theirs}."
         shape = (plain.d_out, plain.d_in)
-        yield entry(f"{at}{own}.weight", f"{name}attn.{theirs}.proj.weight", Reshaped(shape, (*shape, 1, 1)))
-        if own in "kv" and block.k_reduced is not None:
-            yield from _of_conv(f"{at}{own}_reduced", f"{name}attn.{theirs}.", "down_conv", "norm")
+        yield entry(f"{at}{own}.weight", f"{stored}proj.weight", Reshaped(shape, (*shape, 1, 1)))
+        reduced = getattr(block, f"{own}_reduced", None)
+        if reduced is not None:
+            yield from _of_conv(reduced, f"{at}{own}_reduced", f"{stored}down_conv", f"{stored}norm")
     yield entry(f"{at}scale", f"{name}layer_scale.gamma")
