@@ -1,4 +1,4 @@
-"""docs/python.md, run from top to bottom: what it prints is what the page says."""
+"""docs/python.md and the Python of other pages, run from top to bottom: what they print is what the page says."""
 
 from __future__ import annotations
 
@@ -43,6 +43,17 @@ def test_a_model_of_one_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     own, found, _ = PAGE.read_text(encoding="utf-8").partition(PUBLISHED)
     assert found
     assert run(own, {}) == own.count("```text") == 6
+
+
+def test_the_page_of_tokenizers() -> None:
+    page = (ROOT / "docs" / "tokenizer.md").read_text(encoding="utf-8")
+    assert run(page, {}) == page.count("```text") == 2
+
+
+def test_the_page_of_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "train-data.md").read_text(encoding="utf-8")
+    assert run(page, {}) == page.count("```text") == 3
 
 
 def test_a_published_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,8 @@ const Format kFormats[] = {ALL_FORMATS(LIST){"F32", 1, 4, nullptr, 0}, {"BF16", 
 const int kFormatCount = static_cast<int>(sizeof(kFormats) / sizeof(Format));
 const int kBlockFormats = kFormatCount - 3;
 
+Grids grids;
+
 namespace portable {
 extern const Kernels kTable;
 }
@@ -76,14 +78,17 @@ struct Product {
   const int64_t* strides;
 };
 
-// Calls work(matrix, piece of it) for all pieces of several matrices, `pieces(matrix)` of each.
+// Calls work(matrix, piece of it) for all pieces of several matrices, `pieces(matrix)` of each. They are begun in turn
+// from as many places as there are threads, so that a thread's next piece mostly follows its last one in memory.
 template <class Pieces, class Work>
 void each_piece(int count, Pieces&& pieces, Work&& work) {
   static thread_local std::vector<int64_t> starts;
   starts.assign(1, 0);
   for (int i = 0; i < count; ++i) starts.push_back(starts.back() + pieces(i));
   const int64_t* first = starts.data();
-  each(first[count], [&](int64_t piece) {
+  const int64_t runs = threads(), per = first[count] / runs, longer = first[count] % runs;
+  each(first[count], [&](int64_t turn) {
+    const int64_t run = turn % runs, piece = run * per + std::min(run, longer) + turn / runs;
     int i = 0;
     while (piece >= first[i + 1]) ++i;
     work(i, piece - first[i]);
@@ -180,7 +185,7 @@ void multiply(const Product& p) {
 using namespace asbuilt;
 #define PUBLIC extern "C" __attribute__((visibility("default")))
 
-PUBLIC int asbuilt_version() { return 2; }
+PUBLIC int asbuilt_version() { return 3; }
 PUBLIC const char* asbuilt_instructions() { return chosen()->name; }
 
 // The names of the instruction sets of this processor and build, the fastest first, with spaces between.
@@ -211,6 +216,25 @@ PUBLIC int asbuilt_format(const char* name) {
   for (int i = 0; i < kFormatCount; ++i)
     if (std::strcmp(kFormats[i].name, name) == 0) return i;
   return -1;
+}
+
+// Sets the points of a format by its name in capitals: (count, width) numbers. Returns 0 for another size or format.
+PUBLIC int asbuilt_grid(const char* name, const int8_t* numbers, int count) {
+  const auto set = [&](auto& grid) {
+    if (static_cast<size_t>(count) != sizeof grid) return 0;
+    std::memcpy(grid, numbers, sizeof grid);
+    return 1;
+  };
+  const std::string of = name;
+  if (of == "IQ2_XXS") return set(grids.iq2_xxs);
+  if (of == "IQ2_XS") return set(grids.iq2_xs);
+  if (of == "IQ2_S") return set(grids.iq2_s);
+  if (of == "IQ3_XXS") return set(grids.iq3_xxs);
+  if (of == "IQ3_S") return set(grids.iq3_s);
+  if ((of != "IQ1_S" && of != "IQ1_M") || !set(grids.iq1)) return 0;
+  auto* points = reinterpret_cast<int8_t*>(grids.iq1);
+  for (int i = 0; i < count; ++i) points[i] = static_cast<int8_t>(8 * points[i] + 8);
+  return 1;
 }
 
 // Interleaves, in place, whole groups of 8 rows of a matrix (rows, row_bytes) of blocks; `back` undoes it.

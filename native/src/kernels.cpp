@@ -79,6 +79,16 @@ inline __m256i four(const int8_t* x) {
   return _mm256_set1_epi32(bytes);
 }
 
+// A row of x passes W once, from memory: the processor's own prefetching ends at each page and leaves a third of the
+// bandwidth unused.
+constexpr int kAhead = 2048;  // bytes
+template <class F>
+inline void fetch_ahead(const uint8_t* w, int sub) {
+  constexpr int bytes = kRows * F::BYTES * F::SUB / F::VALUES;
+#pragma GCC unroll 8
+  for (int at = 0; at < bytes; at += 64) __builtin_prefetch(w + kAhead + sub * bytes + at);
+}
+
 // R rows of x times one group of rows of W. A product of a code with x is at most MOST * 127, and maddubs adds two:
 // as many as stay below 2^15 are added in 16 bits.
 template <class F, int R>
@@ -95,14 +105,15 @@ void tile(const uint8_t* w, int64_t blocks, const Rounded* const* x, __m256* sum
 #pragma GCC unroll 16
     for (int sub = 0; sub < SUBS; ++sub) {
       const int64_t at = block * (F::VALUES / kGroup) + sub * F::SUB / kGroup;
+      fetch_ahead<F>(w, sub);
       __m256i whole[R], fine[R];
 #ifdef DOT_PRODUCTS
       for (int r = 0; r < R; ++r) whole[r] = fine[r] = _mm256_setzero_si256();
 #pragma GCC unroll 8
       for (int c = 0; c < CHUNKS; ++c) {
-        // signed codes plus 128 are unsigned
+        // signed codes plus the largest one are unsigned
         const __m256i stored = F::codes(w, sub * CHUNKS + c);
-        const __m256i codes = F::SIGNED ? _mm256_xor_si256(stored, all(0x80)) : stored;
+        const __m256i codes = F::SIGNED ? _mm256_add_epi8(stored, all(F::MOST)) : stored;
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) {
           const int place = sub * F::SUB % kGroup + 4 * c;
@@ -139,7 +150,7 @@ void tile(const uint8_t* w, int64_t blocks, const Rounded* const* x, __m256* sum
       header.scales(sub, scale, offset);
 #ifdef DOT_PRODUCTS
       constexpr bool SUMMED = true;
-      if (F::SIGNED) offset = _mm256_mul_ps(scale, _mm256_set1_ps(-128));
+      if (F::SIGNED) offset = _mm256_mul_ps(scale, _mm256_set1_ps(-F::MOST));
 #else
       constexpr bool SUMMED = !F::SIGNED;
 #endif
@@ -271,7 +282,7 @@ void packed_tail(const Packed& w, const float* x, int64_t rows, int64_t x_stride
 // keeps in the first-level cache. S^T k and S^T q of the next token are summed while S is updated for this one.
 
 constexpr int kStrip = 32;   // value columns of a strip
-constexpr int kAhead = 64;   // tokens that are prepared at once
+constexpr int kPrepared = 64;  // tokens that are prepared at once
 
 struct Prepared {
   std::vector<float> k, decayed_k, decayed_q, decay;  // (tokens, D), the last (tokens) without channels
@@ -363,10 +374,10 @@ void delta_rule(const DeltaRule& job, int64_t text, int64_t value_head, int64_t 
   const int64_t D = job.d_key, V = job.d_value, R = job.values_per_key, head = value_head / R;
   const int64_t heads = job.key_heads * R, wide = R * V, columns = value_head % R * V;
   Prepared at;
-  for (auto* list : {&at.k, &at.decayed_k, &at.decayed_q}) list->resize(kAhead * D);
-  at.decay.resize(kAhead * (job.by_channel ? D : 1));
-  at.kq.resize(kAhead);
-  at.strength.resize(kAhead);
+  for (auto* list : {&at.k, &at.decayed_k, &at.decayed_q}) list->resize(kPrepared * D);
+  at.decay.resize(kPrepared * (job.by_channel ? D : 1));
+  at.kq.resize(kPrepared);
+  at.strength.resize(kPrepared);
   // the state's columns by strips, each contiguous
   std::vector<float> S(static_cast<size_t>(D * (last - first)));
   float* state = job.state + (text * job.key_heads + head) * D * wide + columns;
@@ -378,8 +389,8 @@ void delta_rule(const DeltaRule& job, int64_t text, int64_t value_head, int64_t 
       for (int64_t d = 0; d < D; ++d) std::memcpy(to + d * width, state + d * wide + c, width * sizeof(float));
     });
   }
-  for (int64_t start = 0; start < job.tokens; start += kAhead) {
-    const int64_t n = std::min<int64_t>(kAhead, job.tokens - start), token = text * job.tokens + start;
+  for (int64_t start = 0; start < job.tokens; start += kPrepared) {
+    const int64_t n = std::min<int64_t>(kPrepared, job.tokens - start), token = text * job.tokens + start;
     prepare(job, text, head, value_head, start, n, at);
     each_strip([&](int64_t c, int64_t width, float* to) {
       const float* v = job.v + token * job.stride + value_head * V + c;

@@ -15,6 +15,13 @@ struct Rounded {
 };
 constexpr int kFine = 254;
 
+// The points of the formats whose codes name points of a grid, four numbers in a word; given by the caller
+// (`asbuilt_grid`). Of IQ1 they are eight times as large, plus 8.
+struct Grids {
+  uint32_t iq2_xxs[256 * 2], iq2_xs[512 * 2], iq2_s[1024 * 2], iq3_xxs[256], iq3_s[512], iq1[2048 * 2];
+};
+extern Grids grids;
+
 struct Packed {
   int format;           // an index of the list of formats
   const uint8_t* data;  // groups of 8 rows interleaved by units, then the rows that are left, as in files; or plain rows

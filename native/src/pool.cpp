@@ -34,7 +34,10 @@ class Pool {
     if (count - 1 == static_cast<int>(threads_.size())) return;
     stop();
     for (int i = 1; i < count; ++i) threads_.emplace_back([this] { serve(); });
+    count_.store(count, std::memory_order_relaxed);
   }
+
+  int threads() const { return count_.load(std::memory_order_relaxed); }
 
   void share(int64_t pieces, void (*work)(void*, int64_t), void* context) {
     // one job at a time; a second caller computes its own alone rather than wait
@@ -110,6 +113,7 @@ class Pool {
   }
 
   std::vector<std::thread> threads_;
+  std::atomic<int> count_{1};
   std::mutex entry_, mutex_;
   std::condition_variable wake_;
   // The job's number, its pieces and the next piece, in one word: a late thread cannot take a piece of a newer job by
@@ -132,5 +136,6 @@ Pool& pool() {
 
 void share(int64_t pieces, void (*work)(void*, int64_t), void* context) { pool().share(pieces, work, context); }
 void set_threads(int count) { pool().set_threads(count); }
+int threads() { return pool().threads(); }
 
 }  // namespace asbuilt

@@ -10,6 +10,7 @@ void share(int64_t pieces, void (*work)(void*, int64_t), void* context);
 
 // The threads of later jobs, the caller's included; at least 1.
 void set_threads(int count);
+int threads();
 
 template <class F>
 void each(int64_t pieces, F&& f) {

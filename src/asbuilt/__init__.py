@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from asbuilt import catalog, cost, families, spec
     from asbuilt.api.diff import diff
     from asbuilt.api.generate import generate
-    from asbuilt.api.typed import measure, plan
+    from asbuilt.api.typed import measure, plan, train
     from asbuilt.checkpoint.convert import convert
     from asbuilt.checkpoint.load import load
     from asbuilt.checkpoint.save import save
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from asbuilt.registering import register
     from asbuilt.spec.decoder import decoder
 
-# name -> (module, attribute), or the module itself if there is no attribute. `generate`, `measure` and `plan` are
-# callable packages (asbuilt.packages): both asbuilt.plan(model, gpu=...) and asbuilt.plan.serve work.
+# name -> (module, attribute), or the module itself if there is no attribute. `generate`, `measure`, `plan` and `train`
+# are callable packages (asbuilt.packages): both asbuilt.plan(model, gpu=...) and asbuilt.plan.serve work.
 PUBLIC: dict[str, tuple[str, str]] = {
     "Description": ("asbuilt.description", "Description"),
     "InputError": ("asbuilt.errors", "InputError"),
@@ -50,6 +50,7 @@ PUBLIC: dict[str, tuple[str, str]] = {
     "save": ("asbuilt.checkpoint.save", "save"),
     "save_adapter": ("asbuilt.checkpoint.save_adapter", "save_adapter"),
     "spec": ("asbuilt.spec", ""),
+    "train": ("asbuilt.train", ""),
 }
 
 __all__ = [
@@ -76,6 +77,7 @@ __all__ = [
     "save",
     "save_adapter",
     "spec",
+    "train",
 ]
 
 

@@ -92,14 +92,15 @@ _GGUF_BLOCKS = {
 GGML_TYPES: dict[int, GGMLType] = _GGUF_BLOCKS | {
     f.gguf: GGMLType(f.stored, 1, f.bits // 8) for f in FORMATS if f.gguf is not None and f.stored is not None
 }
-# The types that `read_tensor` can read: floats, blocks that weights can stay in, and those that are expanded.
+# The types that can be read: floats, and blocks that weights can stay in, whose codes are numbers or are looked up.
 GGUF_FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-GGUF_PACKABLE = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "MXFP4")
-GGUF_EXPANDED = (
+GGUF_NUMBERS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "MXFP4")
+GGUF_LOOKED_UP = (
     *("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS"),
     *("TQ1_0", "TQ2_0", "NVFP4"),
 )
-GGUF_READABLE = (*GGUF_FLOATS, *GGUF_PACKABLE, *GGUF_EXPANDED)
+GGUF_PACKABLE = (*GGUF_NUMBERS, *GGUF_LOOKED_UP)
+GGUF_READABLE = (*GGUF_FLOATS, *GGUF_PACKABLE)
 
 _NAMED = ("fp64", "fp32", "bf16", "fp16", "fp8", "int8", "int4")
 # Bytes per number of each format that a user may name for weights or a cache.
@@ -108,7 +109,11 @@ PLAIN = {f.name: Fraction(f.bits, 8) for f in FORMATS if f.name in _NAMED}
 # in NAME. A scale is bfloat16; 4 bits have a minimum too.
 CACHE_SCALES = {"int8:head": 2, "fp8:head": 2, "int4:head": 4}
 # The block formats that model files are published in, by name: (numbers, bytes) of a block. Q8_K is never stored.
-BLOCKS = {kind.name.lower(): (kind.block, kind.nbytes) for kind in _GGUF_BLOCKS.values() if kind.name != "Q8_K"}
+GGUF_BLOCKS = {kind.name.lower(): (kind.block, kind.nbytes) for kind in _GGUF_BLOCKS.values() if kind.name != "Q8_K"}
+# Our own, for numbers of checkpoint folders that no other format holds exactly (kernels/blocks.py).
+OWN_BLOCKS = {"int4_zero": (32, 19), "int4_wide": (32, 21), "int8_wide": (32, 36), "nvfp4_wide": (64, 40)}
+# All formats that a weight can be packed in.
+BLOCKS = GGUF_BLOCKS | OWN_BLOCKS
 # The dtypes a model can compute in (our name -> torch's), those a machine is calibrated for, and those for training.
 TORCH_NAMES = {f.name: f.torch for f in FORMATS if f.name in _NAMED[:4] and f.torch is not None}
 CALIBRATED = ("fp32", "bf16")

@@ -79,25 +79,26 @@ def test_speeds_are_the_calibrations_where_there_is_one(monkeypatch: pytest.Monk
     assert speeds_here((BF16, FP32)) is timed
 
 
-def packed_file() -> Any:  # noqa: ANN401
-    """A file of some Q8_0 and more Q4_1; vectors and plain matrices do not count."""
-    sizes = {"a": ("Q8_0", (4, 32), 10), "b": ("Q4_1", (4, 32), 20), "c": ("Q4_0", (4,), 90), "d": ("F32", (4, 4), 99)}
-    tensors = {name: SimpleNamespace(type=kind, shape=shape, nbytes=n) for name, (kind, shape, n) in sizes.items()}
-    return SimpleNamespace(gguf=SimpleNamespace(tensors=tensors), spec=None)
+def packed_file(formats: dict[str, int] | None = None) -> Any:  # noqa: ANN401
+    """A file of some Q8_0 and more Q4_1, and of a format that the native kernels lack."""
+    formats = {"q8_0": 10, "q4_1": 20, "q8_1": 90} if formats is None else formats
+    return SimpleNamespace(formats=formats, source=SimpleNamespace(spec=None, gguf=None, kind="folder", path=None))
 
 
 Here = Callable[..., None]
+REQUEST = running.Request(prompt_tokens=10, new_tokens=10, needs=lambda spec, dtype: 0)
 
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> Here:
     """A machine with native kernels of some speed, float32 taking (1, 1), and free memory."""
 
-    def be(packed: Speed, free: int | None = None, lib: object = True) -> None:
+    def be(packed: Speed, free: int | None = None, lib: object = True, instructions: str = "portable") -> None:
         asked: list[str] = []
         monkeypatch.setattr(native, "library", lambda: lib)
+        monkeypatch.setattr(native, "instructions", lambda: instructions)
         monkeypatch.setattr(
-            native, "number", lambda kind: ["q4_1", "q8_0", "q4_0"].index(kind) if kind != "f32" else -1
+            native, "number", lambda kind: ["q4_1", "q8_0", "q4_0"].index(kind) if kind != "q8_1" else -1
         )
         monkeypatch.setattr(speed, "packed_speeds", lambda kind: (asked.append(kind), (packed, Speed(1, 1)))[1])
         monkeypatch.setattr(memory, "free", lambda: free)
@@ -106,9 +107,18 @@ def here(monkeypatch: pytest.MonkeyPatch) -> Here:
     return be
 
 
-def test_weights_stay_packed_unless_that_is_much_slower(here: Here) -> None:
+def test_weights_stay_packed_unless_that_is_much_slower(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     def stays(how: Running = Running(), tokens: tuple[int, int] = (10, 10)) -> bool:  # noqa: B008
-        return running._multiplied_packed(packed_file(), how, tokens)
+        held = []
+
+        def contents(source: Any, *, packed: bool | None, adapter: object) -> Any:  # noqa: ANN401
+            held.append(packed)
+            return packed_file()
+
+        monkeypatch.setattr(running, "headers", lambda source: {})
+        monkeypatch.setattr(running, "Contents", contents)
+        running.contents_of(packed_file().source, how, tokens)
+        return held[-1] is None
 
     here(Speed(1, 0.3))
     assert stays()
@@ -124,6 +134,9 @@ def test_weights_stay_packed_unless_that_is_much_slower(here: Here) -> None:
     assert not stays()
     here(Speed(1.3, 1.3), free=200)  # float32 does not fit beside what is expanded
     assert stays()
+    here(Speed(1.3, 1.3), instructions="avx2")  # nothing is timed
+    assert stays()
+    assert running._packed_choice(packed_file(), Running(), REQUEST) == "computing with packed weights (q4_1)"
     here(Speed(1, 0.3), lib=None)
     assert not stays()
 
@@ -131,11 +144,11 @@ def test_weights_stay_packed_unless_that_is_much_slower(here: Here) -> None:
 def test_the_format_of_most_bytes_is_timed(here: Here) -> None:
     here(Speed(1, 1))
     assert running._usual(packed_file()) == "q4_1"
-    assert running._usual(SimpleNamespace(gguf=None)) == ""  # type: ignore[arg-type]  # pyright: ignore
+    assert running._usual(packed_file({})) == running._usual(packed_file({"q8_1": 9})) == ""
 
 
 def test_the_choice_is_said_unless_it_was_told(here: Here) -> None:
-    request = running.Request(prompt_tokens=10, new_tokens=10, needs=lambda spec, dtype: 0)
+    request = REQUEST
     here(Speed(0.5, 0.5))
     told = running._packed_choice(packed_file(), Running(), request)
     assert told == "computing with packed weights (q4_1), 2.0 times as fast as float32 on this CPU"

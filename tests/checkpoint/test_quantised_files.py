@@ -28,15 +28,19 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
+from asbuilt import cost
 from asbuilt.checkpoint.convert import convert
 from asbuilt.checkpoint.load import Contents, load
 from asbuilt.checkpoint.quantised import Expanded
 from asbuilt.checkpoint.save import save
 from asbuilt.checkpoint.source import open_model
 from asbuilt.cli.main import cli
+from asbuilt.dtypes import BLOCKS
 from asbuilt.errors import InputError
 from asbuilt.families import read_config
 from asbuilt.formats.safetensors import read_header
+from asbuilt.kernels.packed import expand
+from asbuilt.spec import weights
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama",
@@ -442,6 +446,43 @@ def test_loaded_is_what_is_meant(saved: Path, name: str, tmp_path: Path) -> None
     have, want = load(packed, dtype="float32"), load(plain, dtype="float32")
     for (path, mine), (_, theirs) in zip(have.named_parameters(), want.named_parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=2e-6, atol=1e-7, msg=f"{name}: {path}")
+
+
+# Blocks that the matrices are held in with `packed`; the others are expanded: groups of 16 integers or out of order,
+# 8-bit floats, codebooks, and integers of 6 and 8 bits with zero points or biases.
+HELD = {
+    **dict.fromkeys(("gptq-4", "gptq-3-rows", "awq", "auto-round", "compressed-4-zeros"), "int4_zero"),
+    **dict.fromkeys(("compressed-mxfp4", "quark-mxfp4", "deepseek-fp4", "mlx-mxfp4"), "mxfp4"),
+    **dict.fromkeys(("modelopt-nvfp4", "compressed-nvfp4"), "nvfp4_wide"),
+    **dict.fromkeys(("mlx-4", "mlx-3"), "q4_1"),
+    **dict.fromkeys(("compressed-8-rows", "compressed-int8"), "q8_0"),
+    "compressed-4": "q4_0",
+    "mlx-nvfp4": "nvfp4",
+    "int8": "int8_wide",
+}
+
+
+@pytest.mark.parametrize("name", WAYS)
+@torch.no_grad()
+def test_what_stays_packed_is_the_same_numbers(saved: Path, name: str, tmp_path: Path) -> None:
+    folder, _ = written(saved, tmp_path, name)
+    if name not in HELD:
+        with pytest.raises(InputError, match="no blocks that can stay packed"):
+            load(folder, packed=True)
+        assert not Contents(open_model(folder, weights=True), packed=None).formats
+        return
+    mine, theirs = load(folder, "float32", packed=True), load(folder, "float32")
+    format, own = HELD[name], (one for one in weights(mine.spec) if one[0].startswith("blocks"))
+    inside = {path: weight for path, weight, _ in own if weight.role == "matrix"}
+    for path, weight in inside.items():
+        assert weight.format == (format if weight.shape[-1] % BLOCKS[format][0] == 0 else None)
+        have = mine.get_parameter(path)
+        have = have if weight.format is None else expand(have, format, torch.float32)
+        assert torch.equal(have, theirs.get_parameter(path)), path
+    ids = torch.randint(32, (2, 9))
+    assert torch.equal(mine(ids), theirs(ids))
+    held = sum(parameter.nbytes for parameter in mine.parameters())
+    assert held == cost.weight_bytes(mine.spec, "fp32") < sum(parameter.nbytes for parameter in theirs.parameters())
 
 
 @pytest.mark.parametrize("name", ["gptq-4-act-order", "modelopt-nvfp4", "fp8-blocks", "nf4-double", "mlx-3"])

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from test_stays_packed import written
 
 from asbuilt.checkpoint.gguf import _scales_are_finite, read_tensor
-from asbuilt.checkpoint.load import ALIGNED, load, one_thread
+from asbuilt.checkpoint.load import ALIGNED, load
 from asbuilt.checkpoint.source import open_model
 from asbuilt.dtypes import BLOCKS
 from asbuilt.kernels.packed import EXPANDED, finite
+from asbuilt.kernels.speed import one_thread
 
 
 @given(st.sampled_from(sorted(EXPANDED)), st.integers(1, 40), st.integers(0, 2**32 - 1))

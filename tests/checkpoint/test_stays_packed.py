@@ -10,6 +10,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from block_scales import set_scales
 from hypothesis import given
 from hypothesis import strategies as st
 from test_gguf import finite_blocks
@@ -38,13 +39,14 @@ from asbuilt.families.shared.table import (
     StackExperts,
     Transpose,
 )
-from asbuilt.kernels.packed import EXPANDED, SCALES, expand
+from asbuilt.kernels.packed import EXPANDED, expand
 from asbuilt.measure import run
 from asbuilt.nn import stored_tensors
 from asbuilt.spec import weights
 
 D, FF, H, K, V = 256, 256, 8, 2, 64
 KINDS = ("Q4_0", "Q8_0", "Q4_K", "Q6_K", "Q5_1", "Q2_K", "Q3_K")
+LOOKED_UP = ("IQ4_NL", "NVFP4", "IQ4_XS", "IQ2_XXS", "IQ1_M", "TQ1_0", "IQ3_S")
 
 
 def test_what_can_be_read_packed_can_be_computed() -> None:
@@ -129,12 +131,10 @@ def written(path: Path, kinds: list[str], rng: np.random.Generator) -> Path:
 
 def scaled(raw: np.ndarray, kind: str) -> np.ndarray:
     """The blocks with scales of the size of a trained weight's."""
-    for at in SCALES[kind.lower()]:
-        raw[:, at : at + 2] = np.full((len(raw), 1), 0.002, np.float16).view(np.uint8)
-    return raw
+    return set_scales(torch.from_numpy(raw), kind.lower(), torch.full((len(raw),), 0.002)).numpy()
 
 
-@pytest.mark.parametrize("kinds", [["Q4_1"], list(KINDS)])
+@pytest.mark.parametrize("kinds", [["Q4_1"], list(KINDS), list(LOOKED_UP)])
 @torch.no_grad()
 def test_a_gguf_file_stays_packed(kinds: list[str], tmp_path: Path) -> None:
     """Logits to the last bit, memory to the last byte: that of the file; and again from our own form."""

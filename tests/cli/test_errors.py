@@ -30,6 +30,7 @@ WORDS = {
     "chat": ("gpt2",),
     "convert": ("gpt2", "out"),
     "quantize": ("gpt2", "out.gguf", "--format", "q8_0"),
+    "tokenizer": ("cut", "x"),
     "measure": ("gpt2",),
     "diff": ("gpt2", "gpt2"),
     "embed": ("gpt2", "x"),

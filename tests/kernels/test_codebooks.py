@@ -11,12 +11,12 @@ import pytest
 import torch
 from gguf import quants
 
-from asbuilt.dtypes import BLOCKS, GGUF_EXPANDED, GGUF_PACKABLE
+from asbuilt.dtypes import BLOCKS, GGUF_LOOKED_UP, GGUF_PACKABLE, OWN_BLOCKS
 from asbuilt.kernels import codebooks, packed
 from asbuilt.kernels.codebooks import GRIDS
 from asbuilt.kernels.dequantise import TILE
 
-FORMATS = (*codebooks.EXPANDED, *packed.EXPANDED)
+FORMATS = tuple(name.lower() for name in GGUF_PACKABLE)
 
 
 def drawn(format: str, n: int) -> np.ndarray:
@@ -32,8 +32,8 @@ def assert_same(ours: np.ndarray, theirs: np.ndarray) -> None:
 
 
 def test_every_format_that_is_read_is_expanded() -> None:
-    assert {name.lower() for name in GGUF_EXPANDED} == codebooks.EXPANDED.keys()
-    assert {name.lower() for name in GGUF_PACKABLE} == packed.EXPANDED.keys()
+    assert {name.lower() for name in GGUF_LOOKED_UP} == codebooks.EXPANDED.keys() - OWN_BLOCKS.keys()
+    assert {name.lower() for name in GGUF_PACKABLE} | OWN_BLOCKS.keys() == packed.EXPANDED.keys()
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -12,6 +12,7 @@ import pytest
 import strategies
 import torch
 import torch.nn.functional as F
+from block_scales import set_scales
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -21,7 +22,7 @@ from asbuilt.dtypes import BLOCKS
 from asbuilt.kernels import convolution, native, packed
 from asbuilt.kernels import rows as plain_rows
 from asbuilt.kernels.delta_rule import Tokens, by_tokens
-from asbuilt.nn import build, experts, stored_tensors
+from asbuilt.nn import build, experts, native_layers, stored_tensors
 from asbuilt.nn.build import interleave
 from asbuilt.nn.cache import Cache
 from asbuilt.nn.model import Model
@@ -77,10 +78,11 @@ def drawn(format: str, rows: int, inputs: int, scale: float = 0.01) -> Tensor:
     size, nbytes = BLOCKS[format]
     raw = torch.randint(0, 256, (rows, inputs // size * nbytes), dtype=torch.uint8)
     blocks = raw.view(-1, nbytes)
+    set_scales(blocks, format, torch.randn(len(blocks)) * scale)
     if format == "mxfp4":
         blocks[:, 0] = torch.randint(100, 140, (len(blocks),), dtype=torch.uint8)
-    for at in packed.SCALES.get(format, ()):
-        blocks[:, at : at + 2] = (torch.randn(len(blocks), 1) * scale).half().view(torch.uint8)
+    if format == "nvfp4":
+        blocks[:, :4] = torch.randint(0, 256, (len(blocks), 4), dtype=torch.uint8)
     return raw
 
 
@@ -348,6 +350,19 @@ def test_layers_in_one_call_are_the_modules(format: str, edit: Callable[[str, Pa
         # both are as far from the dense product as 16 bits of the inputs allow; a factor left out is 100 times that
         assert (fused - expanded).norm() / expanded.norm() < 1e-3
         assert (modules - expanded).norm() / expanded.norm() < 1e-3
+
+
+@pytest.mark.parametrize("edit", [lambda _, part: part, other_kinds])
+def test_rope_of_one_text_is_computed_for_runs_of_positions(
+    edit: Callable[[str, Part], Part], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native_layers, "RUN", 4)
+    made, ids = of_blocks("q8_0", edit), torch.randint(0, 77, (1, 14))
+    interleave(made)
+    whole = made(ids, cache=Cache(made.spec, batch=1, capacity=14, dtype=torch.float32))
+    cache = Cache(made.spec, batch=1, capacity=14, dtype=torch.float32)
+    steps = [made(ids[:, :2], cache=cache), *(made(ids[:, i : i + 1], cache=cache) for i in range(2, 14))]
+    assert (torch.cat(steps, 1) - whole).norm() / whole.norm() < 1e-3
 
 
 def narrow_heads(_: str, part: Part) -> Part:

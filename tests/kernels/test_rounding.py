@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from asbuilt.dtypes import FP4
-from asbuilt.kernels import dequantise, rounding
+from asbuilt.kernels import dequantise, integers, rounding
 
 
 def drawn(seed: int, rows: int, columns: int) -> Tensor:
@@ -42,7 +42,7 @@ def test_int4_groups(seed: int, rows: int, groups: int, group: int, dtype: torch
     for weighs in (None, importance):
         made, now = rounding.int4(x, group, dtype, weighs)
         parts = made["weight_packed"], made["weight_scale"], None, None, group
-        again = dequantise.integers(*parts, bits=4, inputs=x.shape[1])
+        again = integers.around_middle(*parts, bits=4, inputs=x.shape[1]).expand()
         torch.testing.assert_close(again, now, rtol=0, atol=0)
         assert made["weight_shape"].tolist() == list(x.shape)
         assert made["weight_packed"].shape == (rows, x.shape[1] // 8)

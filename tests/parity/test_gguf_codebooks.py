@@ -16,7 +16,7 @@ from ggml.models import attention, dimensions, gated, weights, width
 from ggml.written import N_VOCAB, Written, write
 
 from asbuilt.checkpoint.load import load, stored_bytes, stored_parameters
-from asbuilt.dtypes import BLOCKS, GGUF_EXPANDED
+from asbuilt.dtypes import BLOCKS, GGUF_LOOKED_UP
 
 SEED = int(os.environ.get("GGUF_SEED", "1"))
 WIDE = Written(
@@ -69,7 +69,7 @@ def packed(path: Path, kind: str, out: Path) -> Path:
     return out
 
 
-@pytest.mark.parametrize("kind", GGUF_EXPANDED)
+@pytest.mark.parametrize("kind", GGUF_LOOKED_UP)
 def test_llama_cpp_answers_alike(kind: str, tmp_path: Path) -> None:
     """Its products round activations to 8 bits, which moves log-probabilities of random weights by up to 0.3."""
     path = packed(write(WIDE, tmp_path / "plain.gguf", np.random.default_rng(SEED)), kind, tmp_path / "q.gguf")

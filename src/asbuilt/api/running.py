@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -60,8 +59,12 @@ class Request:
 def contents_of(source: Source, how: Running, tokens: tuple[int, int]) -> Contents:
     """Returns the stored tensors as they will be held, packed or expanded, for a prompt and new tokens."""
     headers(source)  # raises if there are no weights
-    packed = _multiplied_packed(source, how, tokens) if how.packed is None else how.packed
-    return Contents(source, packed=packed, adapter=how.adapter)
+    usable = how.dtype in (None, torch.float32) and how.device == "cpu" and native.library() is not None
+    if how.packed is None and usable:
+        found = Contents(source, packed=None, adapter=how.adapter)
+        if not found.formats or _multiplied_packed(found, tokens):
+            return found
+    return Contents(source, packed=bool(how.packed), adapter=how.adapter)
 
 
 def ready(source: Source, how: Running, contents: Contents, request: Request) -> tuple[Model, Compute]:
@@ -84,44 +87,42 @@ def ready(source: Source, how: Running, contents: Contents, request: Request) ->
     if interleave(model):
         instructions = native.instructions()
         why = f"packed weights are multiplied by the native kernels ({instructions}), inputs rounded to 16 bits"
-        compute = replace(compute, why=why, choice=_packed_choice(source, how, request))
+        compute = replace(compute, why=why, choice=_packed_choice(contents, how, request))
     elif native.missing() and blocks(source) and how.device == "cpu":
         gain = "quantised weights are several times faster with the native kernels (in a clone: pip install ./native)"
         compute = replace(compute, warning="; ".join(filter(None, (compute.warning, gain))))
     return model, compute
 
 
-def _packed_choice(source: Source, how: Running, request: Request) -> str:
+def _packed_choice(contents: Contents, how: Running, request: Request) -> str:
     if how.packed is not None or how.dtype is not None:
         return ""
-    format = _usual(source)
+    format = _usual(contents)
+    if native.fast_blocks():
+        return f"computing with packed weights ({format})"
     packed, wide = (one.seconds(request.prompt_tokens, request.new_tokens) for one in speed.packed_speeds(format))
     faster = f", {wide / packed:.1f} times as fast as float32 on this CPU" if wide > packed else " to save memory"
     return f"computing with packed weights ({format}){faster}"
 
 
-def _multiplied_packed(source: Source, how: Running, tokens: tuple[int, int]) -> bool:
-    """Returns whether a GGUF file's matrices stay packed: where the native kernels multiply them, in float32.
+def _multiplied_packed(contents: Contents, tokens: tuple[int, int]) -> bool:
+    """Returns whether matrices stay packed: where the native kernels multiply them.
 
-    Not where expanded ones are much faster for this request and fit in the free memory.
+    Not where expanded ones are much faster for this request, which only the portable kernels allow, and fit in the free
+    memory.
     """
-    usable = how.dtype in (None, torch.float32) and how.device == "cpu" and native.library() is not None
-    format = _usual(source) if usable else ""
-    if not format:
-        return False
+    format = _usual(contents)
+    if not format or native.fast_blocks():
+        return bool(format)
     packed, wide = (one.seconds(*tokens) for one in speed.packed_speeds(format))
     free = memory.free()
-    fits = free is None or 2 * built_bytes(source.spec, "float32") < free
+    fits = free is None or 2 * built_bytes(contents.source.spec, "float32") < free
     return not (wide < computing.MUCH * packed and fits)
 
 
-def _usual(source: Source) -> str:
-    """Returns the block format of most of a GGUF file's bytes that the native kernels multiply, empty without any."""
-    tensors = {} if source.gguf is None else source.gguf.tensors
-    found: Counter[str] = Counter()
-    for tensor in tensors.values():
-        if len(tensor.shape) == 2 and native.number(tensor.type.lower()) >= 0:
-            found[tensor.type.lower()] += tensor.nbytes
+def _usual(contents: Contents) -> str:
+    """Returns the block format of most of the packed bytes that the native kernels multiply, empty without any."""
+    found = {name: nbytes for name, nbytes in contents.formats.items() if native.number(name) >= 0}
     return max(found, key=lambda name: found[name]) if found else ""
 
 

@@ -1,15 +1,17 @@
-"""What a type checker takes `asbuilt.measure` and `asbuilt.plan` for: packages that can be called. Never imported."""
+"""The packages that can be called, `asbuilt.measure`, `plan` and `train`, for a type checker. Never imported."""
 
 from __future__ import annotations
 
 from typing import Literal, overload
 
 from asbuilt.api.measure import measure as measure_given
+from asbuilt.api.train import train as train_given
 from asbuilt.catalog.machine import Machine
 from asbuilt.checkpoint.given import Given
 from asbuilt.measure import calibrate, counted, this_machine
 from asbuilt.measure import measure as measure_built
-from asbuilt.plan import Conventions, Options, ServePlan, TrainPlan, serve, train
+from asbuilt.plan import Conventions, Options, ServePlan, TrainPlan, serve
+from asbuilt.plan import train as plan_train
 
 
 class Measure:
@@ -24,7 +26,7 @@ class Measure:
 class Plan:
     """`asbuilt.plan` for a type checker."""
 
-    serve, train = staticmethod(serve), staticmethod(train)
+    serve, train = staticmethod(serve), staticmethod(plan_train)
     Conventions, Options = Conventions, Options
 
     @overload
@@ -40,4 +42,10 @@ class Plan:
         raise NotImplementedError
 
 
-measure, plan = Measure(), Plan()
+class Train:
+    """`asbuilt.train` for a type checker."""
+
+    __call__ = staticmethod(train_given)
+
+
+measure, plan, train = Measure(), Plan(), Train()

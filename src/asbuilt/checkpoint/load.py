@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +21,7 @@ from asbuilt.checkpoint.quantised import Expanded, of_weights
 from asbuilt.checkpoint.room import built_bytes, memory_errors, require_room
 from asbuilt.checkpoint.safetensors import Reader
 from asbuilt.checkpoint.source import Source, open_model
-from asbuilt.dtypes import GGUF_FLOATS, GGUF_READABLE, STORED_FLOATS, TORCH_NAMES, torch_name
+from asbuilt.dtypes import GGUF_FLOATS, GGUF_READABLE, OWN_BLOCKS, STORED_FLOATS, TORCH_NAMES, torch_name
 from asbuilt.errors import InputError, shorten
 from asbuilt.families import gguf_table, reads_packed, tensor_table
 from asbuilt.families.shared.stacks import experts_as_stored
@@ -59,7 +59,8 @@ def load(
 
     `dtype` defaults to the stored one: config.json's, else the tensors'; float32 for a GGUF of quantised blocks.
     Quantised matrices of a folder are expanded to it. With `packed`, matrices and tables that a GGUF file or an MXFP4
-    checkpoint stores as blocks stay packed in memory, and each product dequantises them to `dtype`. `adapter` is a
+    checkpoint stores as blocks stay packed in memory, and each product dequantises them to `dtype`; so do integers of
+    other folders where blocks hold them exactly. `adapter` is a
     folder of low-rank adapters in PEFT's layout, which are added to their maps.
 
     Raises InputError for a source without weights, for tensors that are missing, unexpected, of another shape or no
@@ -82,6 +83,7 @@ def load_contents(contents: Contents, dtype: torch.dtype | str | None = None, de
 def _filled(contents: Contents, dtype: torch.dtype, device: torch.device) -> Model:
     import torch
 
+    from asbuilt.kernels.speed import one_thread
     from asbuilt.nn import build, stored_tensors
 
     built = build(contents.spec, dtype=dtype, device=device, seed=None)
@@ -89,7 +91,7 @@ def _filled(contents: Contents, dtype: torch.dtype, device: torch.device) -> Mod
     empty = set(tensors)
     read = (zip(entry.paths, contents.read(entry), strict=True) for entry in contents.entries)
     taken: set[int] = set()
-    with torch.no_grad(), one_thread():
+    with torch.no_grad(), one_thread():  # each of many small copies would wait for the others
         for found in chain(read, (contents.adapter.items(),)):
             for path, tensor in found:
                 empty.remove(path)  # KeyError: a table that fills a parameter twice
@@ -113,19 +115,6 @@ def _owned(tensor: Tensor, place: Tensor, taken: set[int]) -> bool:
         return False
     taken.add(start)
     return True
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Has torch use one thread: each of a checkpoint's many small copies would wait for the others."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def stored_parameters(source: Source | str | Path) -> int:
@@ -164,7 +153,8 @@ def headers(source: Source) -> Headers:
 class Contents:
     """The stored tensors of a source, matched with its spec; `read` returns one entry's tensors as in the model."""
 
-    def __init__(self, source: Source, *, packed: bool = False, adapter: str | Path | None = None) -> None:
+    def __init__(self, source: Source, *, packed: bool | None = False, adapter: str | Path | None = None) -> None:
+        """`packed` None keeps packed what can be, and raises nothing where that is nothing."""
         self.source, self.spec, self.headers = source, source.spec, headers(source)
         said = source.reading.quantization
         self.packed = said if said is not None and packs_weights(said) else None
@@ -179,9 +169,9 @@ class Contents:
         named = {name for entry in self.entries for name in entry.names}
         again = ((name, path) for name, path in self.table.duplicates.items() if name in self.headers)
         self._again = [(name, path) for name, path in again if name not in named]
-        self._blocks: dict[tuple[str, ...], Entry] = {}
-        if packed and all(weight.format is None for _, weight, _ in stored_weights(self.spec)):
-            self._keep_blocks()
+        self._blocks: dict[tuple[str, ...], tuple[Entry, str]] = {}
+        if packed is not False and all(weight.format is None for _, weight, _ in stored_weights(self.spec)):
+            self._keep_blocks(required=packed is True)
 
         self.adapter: Mapping[str, Tensor] = {}
         if adapter is not None:
@@ -215,19 +205,22 @@ class Contents:
         found = read_adapter(folder, self.spec, tensor_table(source.family, source.spec))
         self.spec, self.adapter = found.spec, found.tensors
 
-    def _keep_blocks(self) -> None:
+    def _keep_blocks(self, *, required: bool) -> None:
         """Marks all weights that can stay packed as packed, in the spec and the entries."""
-        found = packed_entries(self.spec, self.entries, self.headers)
+        formats = self._read.formats if isinstance(self._read, Expanded) else None
+        found = packed_entries(self.spec, self.entries, self.headers, formats)
         again = {path for _, path in self._again}
         found = tuple((entry, format) for entry, format in found if again.isdisjoint(entry.paths))
-        if not found:
+        if not found and required:
             raise InputError(
                 "holds no blocks that can stay packed",
                 field="packed",
                 value=self.source.name,
-                allowed=f"a GGUF file or MXFP4 checkpoint with {', '.join(PACKABLE)}",
+                allowed=f"a GGUF file with {', '.join(name for name in PACKABLE if name not in OWN_BLOCKS)}; a folder "
+                "of MXFP4 or NVFP4, or of integers in groups of 32 or more one after the other (GPTQ, AWQ, "
+                "compressed-tensors, mlx)",
             )
-        self._blocks = {entry.paths: entry for entry, _ in found}
+        self._blocks = {entry.paths: (entry, format) for entry, format in found}
         self.spec = packed_spec(self.spec, {path: format for entry, format in found for path in entry.paths})
 
     @property
@@ -266,17 +259,29 @@ class Contents:
 
     def read(self, entry: Entry) -> list[Tensor]:
         """Returns the tensors of the entry's paths; raises InputError if a duplicate has different values."""
-        blocks = self._blocks.get(entry.paths)
-        if blocks is not None:
-            file = self.source.gguf
-            return blocks.layout.load(
-                [self._read(name) if file is None else read_blocks(file, name) for name in entry.names]
-            )
+        held = self._blocks.get(entry.paths)
+        if held is not None:
+            blocks, format = held
+            return blocks.layout.load([self._blocks_of(name, format) for name in entry.names])
         tensors = entry.layout.load(alike([self._read(name) for name in entry.names]))
         for path, tensor in zip(entry.paths, tensors, strict=True):
             for name in (name for name, tied in self._again if tied == path):
                 self._require_equal(tensor, name, path)
         return tensors
+
+    def _blocks_of(self, name: str, format: str) -> Tensor:
+        if self.source.gguf is not None:
+            return read_blocks(self.source.gguf, name)
+        return self._read.blocks(name, format) if isinstance(self._read, Expanded) else self._read(name)
+
+    @property
+    def formats(self) -> Mapping[str, int]:
+        """The bytes of weights that stay packed, by format."""
+        found: Counter[str] = Counter()
+        for _, weight, _ in stored_weights(self.spec):
+            if weight.format is not None:
+                found[weight.format] += math.prod(weight.stored_shape)
+        return found
 
     def _require_equal(self, tensor: Tensor, name: str, path: str) -> None:
         import torch

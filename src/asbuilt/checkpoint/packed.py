@@ -5,10 +5,10 @@ Blocks lie along the rows of a matrix, so a layout that only moves whole rows mo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from asbuilt.dtypes import BLOCKS, GGUF_PACKABLE
+from asbuilt.dtypes import BLOCKS, GGUF_PACKABLE, OWN_BLOCKS
 from asbuilt.families.gguf.layouts import Each, PerHead
 from asbuilt.families.shared.table import (
     AdjacentPairs,
@@ -31,7 +31,7 @@ from asbuilt.spec.edit import transform
 from asbuilt.spec.linear import Map, maps_by_path, transform_maps
 
 # Formats whose numbers can be computed with: what kernels/packed.py expands, known here without it.
-PACKABLE = tuple(name.lower() for name in GGUF_PACKABLE)
+PACKABLE = (*(name.lower() for name in GGUF_PACKABLE), *OWN_BLOCKS)
 ROWS_ONLY = (Same, Concat, Interleave, StackExperts, AdjacentPairs, PerHead, Leading)
 
 
@@ -75,17 +75,24 @@ def by_rows(layout: Layout, instead: Mapping[type[Layout], Layout]) -> Layout | 
 
 
 def packed_entries(
-    spec: Model, entries: Sequence[Entry], stored: Mapping[str, StoredTensor | GGUFTensor]
+    spec: Model,
+    entries: Sequence[Entry],
+    stored: Mapping[str, StoredTensor | GGUFTensor],
+    formats: Callable[[str], tuple[str, ...]] | None = None,
 ) -> tuple[tuple[Entry, str], ...]:
     """Returns the entries whose tensors can stay blocks of a format, with that, under layouts of their bytes.
 
-    They are the matrices of linear maps, of experts and of a head, and an embedding's table.
+    They are the matrices of linear maps, of experts and of a head, and an embedding's table. `formats` are those that a
+    tensor of a quantised folder can be held in, the smallest first.
     """
     places = _places(spec)
     found = []
     for entry in entries:
-        format, layout = _format(entry, stored), blocks_layout(entry.layout)
-        if format in PACKABLE and layout is not None and places.issuperset(entry.paths):
+        layout = blocks_layout(entry.layout)
+        if layout is None or not places.issuperset(entry.paths):
+            continue
+        format = _format(entry, stored) or ("" if formats is None else _common([formats(name) for name in entry.names]))
+        if format in PACKABLE:
             found.append((replace(entry, layout=layout, packed=True), format))
     return tuple(found)
 
@@ -96,6 +103,11 @@ def _format(entry: Entry, stored: Mapping[str, StoredTensor | GGUFTensor]) -> st
         return "mxfp4"
     kinds = {"" if isinstance(t := stored[name], StoredTensor) else t.type.lower() for name in entry.names}
     return kinds.pop() if len(kinds) == 1 else ""
+
+
+def _common(each: Sequence[tuple[str, ...]]) -> str:
+    """The first format that is among all, empty for none."""
+    return next((name for name in each[0] if all(name in others for others in each)), "")
 
 
 def _places(spec: Model) -> set[str]:

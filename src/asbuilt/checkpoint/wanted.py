@@ -64,7 +64,7 @@ def file_type(mixture: str | None, most: str) -> int | None:
 
 
 def kept_wide(path: str, weight: Weight, owner: Part) -> bool:
-    """Returns whether a weight is always written in float32: what is no matrix, nor a table of tokens, and routers."""
+    """Returns whether a weight is always written in float32: vectors, routers, and tables other than of tokens."""
     table = weight.role == "table" and not path.endswith("embedding.weight")
     return weight.role in ("bias", "gain") or table or owner.kind == "router"
 

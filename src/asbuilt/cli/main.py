@@ -25,7 +25,9 @@ COMMANDS = (
     "embed",
     "convert",
     "quantize",
+    "tokenizer",
     "diff",
+    "train",
 )
 # What the `torch` extra installs: if one of these is missing, the message says how to install it.
 EXTRA = ("torch", "safetensors", "numpy", "tokenizers", "gguf", "minijinja", "psutil")

@@ -6,14 +6,14 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 
-from asbuilt.dtypes import BLOCKS, CACHE_SCALES, PLAIN, short_name
+from asbuilt.dtypes import CACHE_SCALES, GGUF_BLOCKS, PLAIN, short_name
 from asbuilt.errors import InputError, near, one_of
 from asbuilt.spec.part import CacheFormat, Weight
 
 # A row whose length is not a multiple of 256 falls back to blocks of 32, as in llama.cpp's quantiser; rows that fit
 # neither stay in fp16.
 FALLBACK = {
-    **{name: "iq4_nl" for name in BLOCKS if name.startswith(("iq1_", "iq2_", "iq3_"))},
+    **{name: "iq4_nl" for name in GGUF_BLOCKS if name.startswith(("iq1_", "iq2_", "iq3_"))},
     "iq4_xs": "iq4_nl",
     "q2_k": "iq4_nl",
     "q3_k": "iq4_nl",
@@ -55,10 +55,10 @@ def dtype(name: str) -> Dtype:
     key = short_name(name)
     if key in PLAIN:
         return Dtype(key, 1, PLAIN[key])
-    if key in BLOCKS:
-        block, nbytes = BLOCKS[key]
+    if key in GGUF_BLOCKS:
+        block, nbytes = GGUF_BLOCKS[key]
         return Dtype(key, block, Fraction(nbytes))
-    known = sorted(PLAIN) + sorted(BLOCKS)
+    known = sorted(PLAIN) + sorted(GGUF_BLOCKS)
     raise InputError("unknown dtype", field="dtype", value=name, allowed=one_of(known), fix=near(key, known))
 
 
@@ -68,7 +68,7 @@ def cache_name(name: str) -> str:
     if key in PLAIN or key in CACHE_SCALES:
         return key
     known = [*PLAIN, *CACHE_SCALES]
-    problem = "not a format for caches" if key in BLOCKS else "unknown dtype"
+    problem = "not a format for caches" if key in GGUF_BLOCKS else "unknown dtype"
     raise InputError(problem, field="kv-dtype", value=name, allowed=one_of(known), fix=near(key, known))
 
 

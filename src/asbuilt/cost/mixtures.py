@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from asbuilt.cost.dtypes import dtype
 from asbuilt.cost.folded import Held
-from asbuilt.dtypes import BLOCKS, PLAIN
+from asbuilt.dtypes import GGUF_BLOCKS, PLAIN
 from asbuilt.errors import InputError, near, one_of
 from asbuilt.spec.embedding import TokenEmbedding
 from asbuilt.spec.experts import MixtureOfExperts
@@ -181,7 +181,7 @@ FILE_TYPES: dict[str, Mixture] = {
     "q6_k_l": replace(Q6_K, head="q8_0", table="q8_0"),
 }
 MOSTLY = "mostly_"
-MIXTURES = {name if name not in BLOCKS else MOSTLY + name: mixture for name, mixture in FILE_TYPES.items()}
+MIXTURES = {name if name not in GGUF_BLOCKS else MOSTLY + name: mixture for name, mixture in FILE_TYPES.items()}
 
 
 def find_mixture(name: str) -> tuple[str, Mixture] | None:
@@ -200,7 +200,7 @@ def format_name(name: str) -> str:
     try:
         return dtype(name).name
     except InputError as error:
-        known = [*sorted(PLAIN), *sorted(BLOCKS), *MIXTURES]
+        known = [*sorted(PLAIN), *sorted(GGUF_BLOCKS), *MIXTURES]
         raise InputError(
             "unknown dtype", field="dtype", value=name, allowed=one_of(known), fix=near(name.lower()[:80], known)
         ) from error

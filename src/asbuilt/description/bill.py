@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from asbuilt import cost
 from asbuilt.cost.folded import Held
-from asbuilt.dtypes import BLOCKS, GGUF_READABLE, PLAIN, TORCH_NAMES
+from asbuilt.dtypes import GGUF_BLOCKS, GGUF_READABLE, PLAIN, TORCH_NAMES
 from asbuilt.errors import InputError
 from asbuilt.packing import block_scales, holding, packs_weights
 from asbuilt.spec import Block, Branch, LayerNorm, Model, Part, Pass, Product, RMSNorm, Rotary, weights
@@ -20,7 +20,7 @@ from asbuilt.spec import Block, Branch, LayerNorm, Model, Part, Pass, Product, R
 if TYPE_CHECKING:
     from asbuilt.checkpoint.source import Source
 
-WEIGHT_DTYPES = ("fp32", "bf16", "fp8", "int8", "int4", *BLOCKS)
+WEIGHT_DTYPES = ("fp32", "bf16", "fp8", "int8", "int4", *GGUF_BLOCKS)
 DEFAULT_SEQ = 1024
 CONVENTIONS = {
     "flops": "a product (a,b)x(b,c) counts 2abc FLOPs; training is forward with full scores, plus twice that backward",

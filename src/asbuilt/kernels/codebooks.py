@@ -19,8 +19,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from asbuilt.dtypes import BLOCKS
-from asbuilt.kernels import packed
+from asbuilt.dtypes import BLOCKS, FP4
+from asbuilt.kernels import blocks as of_numbers
+from asbuilt.kernels.blocks import DOUBLED_FP4, aligned, halves
 from asbuilt.kernels.dequantise import TILE
 
 
@@ -110,12 +111,14 @@ NONLINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89
 OFFSET = 0.125  # what all numbers of a point of IQ1 are shifted by, up or down
 
 
-def expand(raw: Tensor, format: str) -> Tensor:
-    """Returns the float32 numbers, flat, of blocks that lie one after the other, bytes of a file; a tile at a time."""
+def expand(raw: Tensor, format: str, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Returns the numbers, flat, of blocks of any format that lie one after the other; a tile at a time in float32."""
     size, nbytes = BLOCKS[format]
     blocks = raw.reshape(-1, nbytes)
-    of = EXPANDED.get(format) or packed.EXPANDED[format]
-    made = torch.empty((len(blocks), size), dtype=torch.float32, device=raw.device)
+    of = EXPANDED.get(format) or of_numbers.EXPANDED[format]
+    if 0 < len(blocks) * size <= TILE:
+        return of(blocks).flatten().to(dtype)
+    made = torch.empty((len(blocks), size), dtype=dtype, device=raw.device)
     step = max(1, TILE // size)
     for start in range(0, len(blocks), step):
         made[start : start + step] = of(blocks[start : start + step])
@@ -143,10 +146,6 @@ def _even_signs() -> Tensor:
 def _of(table: Tensor, index: Tensor) -> Tensor:
     """Returns rows (*index.shape, w) of a table (N, w)."""
     return table.to(index.device).index_select(0, index.flatten().int()).view(*index.shape, -1)
-
-
-def _half(raw: Tensor) -> Tensor:
-    return raw.contiguous().view(torch.float16).float()
 
 
 def _words(raw: Tensor, bits: int) -> Tensor:
@@ -177,50 +176,55 @@ def _iq2_xxs(raw: Tensor) -> Tensor:
     groups = raw[:, 2:].unflatten(1, (8, 8))
     words = _words(groups[..., 4:], 32).flatten(1)
     numbers = _of(_points("iq2_xxs"), groups[..., :4].flatten(1)) * _of(_even_signs(), _fields(words, SEVENS, 127))
-    return _scaled(numbers, _half(raw[:, :2]) * (0.5 + (words >> 28).float()) * 0.25)
+    return _scaled(numbers, halves(raw[:, :2]) * (0.5 + (words >> 28).float()) * 0.25)
 
 
 def _iq2_xs(raw: Tensor) -> Tensor:
     words = _words(raw[:, 2:66], 16)
     numbers = _of(_points("iq2_xs"), words & 511) * _of(_even_signs(), words >> 9)
-    return _scaled(numbers, _half(raw[:, :2]) * (0.5 + _nibbles(raw[:, 66:]).float()) * 0.25)
+    return _scaled(numbers, halves(raw[:, :2]) * (0.5 + _nibbles(raw[:, 66:]).float()) * 0.25)
 
 
 def _iq2_s(raw: Tensor) -> Tensor:
     index = raw[:, 2:34].int() | _fields(raw[:, 66:74], (0, 2, 4, 6), 3).int() << 8
     numbers = _of(_points("iq2_s"), index) * _of(_signs(), raw[:, 34:66])
-    return _scaled(numbers, _half(raw[:, :2]) * (0.5 + _nibbles(raw[:, 74:]).float()) * 0.25)
+    return _scaled(numbers, halves(raw[:, :2]) * (0.5 + _nibbles(raw[:, 74:]).float()) * 0.25)
 
 
 def _iq3_xxs(raw: Tensor) -> Tensor:
     words = _words(raw[:, 66:], 32)
     numbers = _of(_points("iq3_xxs"), raw[:, 2:66]).flatten(1)
     signed = numbers * _of(_even_signs(), _fields(words, SEVENS, 127)).flatten(1)
-    return _scaled(signed, _half(raw[:, :2]) * (0.5 + (words >> 28).float()) * 0.5)
+    return _scaled(signed, halves(raw[:, :2]) * (0.5 + (words >> 28).float()) * 0.5)
 
 
 def _iq3_s(raw: Tensor) -> Tensor:
     index = raw[:, 2:66].int() | _fields(raw[:, 66:74], tuple(range(8)), 1).int() << 8
     signed = _of(_points("iq3_s"), index).flatten(1) * _of(_signs(), raw[:, 74:106]).flatten(1)
-    return _scaled(signed, _half(raw[:, :2]) * (1 + 2 * _nibbles(raw[:, 106:]).float()))
+    return _scaled(signed, halves(raw[:, :2]) * (1 + 2 * _nibbles(raw[:, 106:]).float()))
 
 
 def _iq1_s(raw: Tensor) -> Tensor:
     words = _words(raw[:, 34:], 16)
     points = _of(_points("iq1_s"), raw[:, 2:34].int() | _fields(words, (0, 3, 6, 9), 7).int() << 8)
     shifted = points.unflatten(1, (8, 4)) + _shift(words >> 15)
-    return _scaled(shifted, _half(raw[:, :2]) * (2 * ((words >> 12) & 7) + 1).float())
+    return _scaled(shifted, halves(raw[:, :2]) * (2 * ((words >> 12) & 7) + 1).float())
 
 
 def _iq1_m(raw: Tensor) -> Tensor:
-    words = _words(raw[:, 48:], 16)
-    step = (_fields(words, (12,), 15) << torch.arange(0, 16, 4, device=raw.device)).sum(-1, keepdim=True)
-    d = step.to(torch.int32).to(torch.int16).view(torch.float16).float()
+    words, d = _words(raw[:, 48:], 16), scale_of_iq1_m(raw)
     points = _of(_points("iq1_m"), raw[:, :32].int() | _fields(raw[:, 32:48], (0, 4), 7).int() << 8)
     return _scaled(
         points.unsqueeze(2) + _shift(_fields(raw[:, 32:48], (3, 7), 1)),
         d * (2 * _fields(words, (0, 3, 6, 9), 7) + 1).float(),
     )
+
+
+def scale_of_iq1_m(raw: Tensor) -> Tensor:
+    """Returns the scales (n, 1) of blocks of IQ1_M, float16 in four pieces."""
+    pieces = _fields(_words(raw[:, 48:], 16), (12,), 15)
+    step = (pieces << torch.arange(0, 16, 4, device=raw.device)).sum(-1, keepdim=True)
+    return step.to(torch.int32).to(torch.int16).view(torch.float16).float()
 
 
 def _shift(negative: Tensor) -> Tensor:
@@ -233,18 +237,18 @@ def _halves_of(raw: Tensor, width: int) -> Tensor:
     return torch.cat((raw.unflatten(1, (-1, width)) & 15, raw.unflatten(1, (-1, width)) >> 4), -1)
 
 
-def _looked_up(numbers: tuple[int, ...], codes: Tensor) -> Tensor:
+def _looked_up(numbers: tuple[float, ...], codes: Tensor) -> Tensor:
     return _of(torch.tensor(numbers, dtype=torch.float32)[:, None], codes)[..., 0]
 
 
 def _iq4_nl(raw: Tensor) -> Tensor:
-    return _scaled(_looked_up(NONLINEAR, _halves_of(raw[:, 2:], 16)), _half(raw[:, :2]))
+    return _scaled(_looked_up(NONLINEAR, _halves_of(raw[:, 2:], 16)), halves(raw[:, :2]))
 
 
 def _iq4_xs(raw: Tensor) -> Tensor:
     high = _fields(_words(raw[:, 2:4], 16), tuple(range(0, 16, 2)), 3)
     scales = (_nibbles(raw[:, 4:8]) | high << 4).float() - 32
-    return _scaled(_looked_up(NONLINEAR, _halves_of(raw[:, 8:], 16)), _half(raw[:, :2]) * scales)
+    return _scaled(_looked_up(NONLINEAR, _halves_of(raw[:, 8:], 16)), halves(raw[:, :2]) * scales)
 
 
 POWERS = (1, 3, 9, 27, 81)
@@ -263,20 +267,26 @@ def _thirds(raw: Tensor, n: int) -> Tensor:
 
 def _tq1_0(raw: Tensor) -> Tensor:
     parts = (_thirds(raw[:, :32], 5), _thirds(raw[:, 32:48], 5), _thirds(raw[:, 48:52], 4))
-    return torch.cat(parts, 1).mul_(_half(raw[:, 52:]))
+    return torch.cat(parts, 1).mul_(halves(raw[:, 52:]))
 
 
 def _tq2_0(raw: Tensor) -> Tensor:
     shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=raw.device)[:, None]
     codes = (raw[:, :64].unflatten(1, (2, 1, 32)) >> shifts) & 3
-    return codes.flatten(1).float().sub_(1).mul_(_half(raw[:, 64:]))
+    return codes.flatten(1).float().sub_(1).mul_(halves(raw[:, 64:]))
 
 
 def _nvfp4(raw: Tensor) -> Tensor:
     """E4M3 scales without a sign, of which ggml reads NaN as 0; the codes are doubled, the scales half as large."""
     scale = (raw[:, :4] & 127).view(torch.float8_e4m3fn).float() * 0.5
     scale = torch.where(raw[:, :4] == 127, 0.0, torch.where(raw[:, :4] == 255, 240.0, scale))
-    return _scaled(_looked_up(packed.DOUBLED_FP4, _halves_of(raw[:, 4:], 8)), scale)
+    return _scaled(_looked_up(DOUBLED_FP4, _halves_of(raw[:, 4:], 8)), scale)
+
+
+def _nvfp4_wide(raw: Tensor) -> Tensor:
+    """A float32, which multiplies the four E4M3 scales, before them."""
+    scale = raw[:, 4:8].view(torch.float8_e4m3fn).float() * aligned(raw[:, :4]).view(torch.float32)
+    return _scaled(_looked_up(FP4, _halves_of(raw[:, 8:], 8)), scale)
 
 
 EXPANDED: dict[str, Callable[[Tensor], Tensor]] = {
@@ -292,4 +302,5 @@ EXPANDED: dict[str, Callable[[Tensor], Tensor]] = {
     "tq1_0": _tq1_0,
     "tq2_0": _tq2_0,
     "nvfp4": _nvfp4,
+    "nvfp4_wide": _nvfp4_wide,
 }

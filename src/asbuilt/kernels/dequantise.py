@@ -79,13 +79,13 @@ def tiled(codes: Tensor, scales: Tensor, block: tuple[int, int], zeros: Tensor |
         of = torch.arange(part.start, part.stop) // down
         numbers = numbers_of(codes[part])
         if zeros is not None:
-            _each(numbers, Tensor.sub_, zeros[of].float(), across)
-        return _each(numbers, Tensor.mul_, scale[of], across)
+            each(numbers, Tensor.sub_, zeros[of].float(), across)
+        return each(numbers, Tensor.mul_, scale[of], across)
 
     return by_rows((codes.shape[0], codes.shape[1]), rows)
 
 
-def _each(
+def each(
     numbers: Tensor, change: Callable[[Tensor, Tensor], Tensor], values: Tensor, group: int, of: Tensor | None = None
 ) -> Tensor:
     """Changes numbers (n, I) in place by values (n, G): of the group that `of` tells, or of groups side by side."""
@@ -104,7 +104,7 @@ def four_bit_floats(raw: Tensor, scales: Tensor, group: int, whole: float = 1.0)
     NVFP4: groups of 16 with E4M3 scales, and `whole` for the matrix; MXFP4: groups of 32 with powers of two.
     """
     scale = powers(scales) * whole
-    return by_rows((len(raw), 2 * raw.shape[1]), lambda part: _each(fp4(raw[part]), Tensor.mul_, scale[part], group))
+    return by_rows((len(raw), 2 * raw.shape[1]), lambda part: each(fp4(raw[part]), Tensor.mul_, scale[part], group))
 
 
 def require_groups(columns: Tensor, groups: int, what: str) -> Tensor:
@@ -113,72 +113,6 @@ def require_groups(columns: Tensor, groups: int, what: str) -> Tensor:
         allowed = f"0 to {groups - 1}"
         raise InputError("groups that are not there", field=what, value=int(columns.max()), allowed=allowed)
     return columns.int()
-
-
-def gptq(
-    words: Tensor, zeros: Tensor, scales: Tensor, of: Tensor | None, group: int, *, bits: int, more: int
-) -> Tensor:
-    """Returns scale * (code - zero - more), words (I bits / 32, O), zeros (G, O bits / 32), scales (G, O).
-
-    Frantar et al. 2022 (arXiv 2210.17323); AutoGPTQ stores zero points less one (`more`). `of` are the groups of the
-    inputs where they are not one after the other.
-    """
-    outputs, inputs = scales.shape[1], words.shape[0] * 32 // bits
-    zero, scale = (unpack(zeros, bits, outputs).t().int() + more & ((1 << bits) - 1)).float(), scales.t().float()
-
-    def rows(part: slice) -> Tensor:
-        numbers = unpack(words[:, part].t(), bits, inputs).float()
-        _each(numbers, Tensor.sub_, zero[part], group, of)
-        return _each(numbers, Tensor.mul_, scale[part], group, of)
-
-    return by_rows((outputs, inputs), rows)
-
-
-def awq(words: Tensor, zeros: Tensor, scales: Tensor, group: int) -> Tensor:
-    """Returns scale * (code - zero) of four bits, words (I, O / 8), zeros (G, O / 8), scales (G, O).
-
-    Lin et al. 2023 (arXiv 2306.00978), in the layout of AutoAWQ's `gemm`.
-    """
-    place = torch.tensor(AWQ_ORDER).argsort()
-
-    def columns(packed: Tensor) -> Tensor:
-        eights = nibbles(packed.contiguous().view(torch.uint8)).unflatten(-1, (-1, 8)).permute(1, 2, 0)
-        return eights.index_select(1, place).flatten(0, 1).float()
-
-    zero, scale = columns(zeros), scales.t().float()
-
-    def rows(part: slice) -> Tensor:
-        numbers = columns(words[:, part.start // 8 : -(-part.stop // 8)])
-        _each(numbers, Tensor.sub_, zero[part], group)
-        return _each(numbers, Tensor.mul_, scale[part], group)
-
-    return by_rows((scales.shape[1], words.shape[0]), rows, step=8)
-
-
-def integers(
-    words: Tensor, scales: Tensor, zeros: Tensor | None, of: Tensor | None, group: int, *, bits: int, inputs: int
-) -> Tensor:
-    """Returns scale * (code - 2^(bits-1) - zero), words (O, ceil(I bits / 32)), scales and zeros (O, G)."""
-    half = 1 << (bits - 1)
-
-    def rows(part: slice) -> Tensor:
-        numbers = unpack(words[part], bits, inputs).float().sub_(half)
-        if zeros is not None:
-            _each(numbers, Tensor.sub_, zeros[part].float(), group, of)
-        return _each(numbers, Tensor.mul_, scales[part].float(), group, of)
-
-    return by_rows((len(words), inputs), rows)
-
-
-def affine(words: Tensor, scales: Tensor, biases: Tensor, *, bits: int, group: int) -> Tensor:
-    """Returns scale * code + bias, words (O, I bits / 32), scales and biases (O, G): mlx's `affine`."""
-    inputs = scales.shape[1] * group
-
-    def rows(part: slice) -> Tensor:
-        codes = unpack(words[part], bits, inputs).float().unflatten(-1, (-1, group))
-        return codes.mul_(scales[part].float()[..., None]).add_(biases[part].float()[..., None]).flatten(-2)
-
-    return by_rows((len(words), inputs), rows)
 
 
 def looked_up(raw: Tensor, table: Tensor, scales: Tensor, block: int, shape: tuple[int, int]) -> Tensor:

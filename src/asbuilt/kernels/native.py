@@ -26,9 +26,10 @@ from torch import Tensor
 
 from asbuilt.dtypes import BLOCKS
 from asbuilt.errors import InputError
+from asbuilt.kernels.codebooks import GRIDS
 
 log = logging.getLogger(__name__)
-VERSION, SWITCH = 2, "ASBUILT_NATIVE"
+VERSION, SWITCH = 3, "ASBUILT_NATIVE"
 # A format whose name ends so holds groups of 8 rows interleaved, the layout that the native kernels read.
 INTERLEAVED = "x8"
 GROUP = 8  # rows
@@ -81,6 +82,7 @@ def library() -> Any | None:  # noqa: ANN401  # ctypes' functions have no types
     lib.asbuilt_instructions.restype = lib.asbuilt_usable.restype = c_char_p
     lib.asbuilt_packed.argtypes = (c_int, c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p)
     lib.asbuilt_interleave.argtypes = (c_int, c_void_p, c_int64, c_int64, c_int)
+    lib.asbuilt_grid.argtypes = (c_char_p, c_void_p, c_int)
     lib.asbuilt_rows.argtypes = (c_void_p, c_void_p, c_int64, c_void_p)
     lib.asbuilt_convolve.argtypes = (c_void_p, c_int64, c_void_p, c_void_p, c_void_p, *(c_int64,) * 4, c_int, c_void_p)
     lib.asbuilt_gated_norm.argtypes = (
@@ -116,6 +118,11 @@ def instructions() -> str | None:
 _threads, _off = 0, False
 
 
+def fast_blocks() -> bool:
+    """Returns whether blocks are multiplied by vector instructions: the portable code may be slower than expanding."""
+    return instructions() not in (None, "portable")
+
+
 @contextmanager
 def switched_off() -> Iterator[None]:
     """Has torch compute meanwhile."""
@@ -148,8 +155,14 @@ def ready(*tensors: Tensor | None, dtype: torch.dtype = torch.float32) -> Any | 
 @cache
 def number(format: str) -> int:
     """Returns the library's number of a block format or of one in NUMBERS, -1 for one that it lacks."""
-    lib = library()
-    return -1 if lib is None else lib.asbuilt_format(format.removesuffix(INTERLEAVED).upper().encode())
+    lib, name = library(), format.removesuffix(INTERLEAVED)
+    if lib is None:
+        return -1
+    if name in GRIDS:  # the library has no tables of its own
+        points = GRIDS[name].points().to(torch.int8).contiguous()
+        known = lib.asbuilt_grid(name.upper().encode(), points.data_ptr(), points.numel())
+        assert known, f"the native kernels have another grid of {name}"
+    return lib.asbuilt_format(name.upper().encode())
 
 
 def inputs(blocks: Tensor, format: str) -> int:

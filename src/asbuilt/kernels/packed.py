@@ -1,27 +1,31 @@
-"""Packed weights in GGUF's block formats: dequantised one tile of rows at a time.
+"""Packed weights in block formats: dequantised one tile of rows at a time.
 
-A block is a number of consecutive values of a row with their scales: (..., blocks * bytes) as uint8. The layouts are
-those of ggml-common.h; MXFP4 is the Open Compute Project's (Microscaling Formats v1.0, section 5). This is the
-reference: a product dequantises what it multiplies, forward and backward, and saves none of it. The native kernels
-multiply interleaved blocks as they are (kernels/native.py).
+A block is a number of consecutive values of a row with their scales: (..., blocks * bytes) as uint8. What its bytes
+mean, kernels/blocks.py and kernels/codebooks.py say. This is the reference: a product dequantises what it multiplies,
+forward and backward, and saves none of it. The native kernels multiply interleaved blocks as they are
+(kernels/native.py).
 
 Shapes: rows N, inputs I, outputs O, bytes of a row of blocks K.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from asbuilt.dtypes import BLOCKS, FP4
-from asbuilt.kernels import native
+from asbuilt.dtypes import BLOCKS
+from asbuilt.kernels import blocks as of_numbers
+from asbuilt.kernels import codebooks, native
 from asbuilt.kernels import rows as plain
+from asbuilt.kernels.blocks import FLOAT32_SCALES, LARGEST_POWER, SCALES, aligned, halves
 from asbuilt.kernels.memory.linear import tile_rows
 from asbuilt.kernels.native import INTERLEAVED
+
+EXPANDED = of_numbers.EXPANDED | codebooks.EXPANDED
 
 
 def expand(blocks: Tensor, format: str, dtype: torch.dtype) -> Tensor:
@@ -32,8 +36,8 @@ def expand(blocks: Tensor, format: str, dtype: torch.dtype) -> Tensor:
     if format.endswith(INTERLEAVED):
         blocks, format = native.as_stored(blocks, format), format.removesuffix(INTERLEAVED)
     size, nbytes = BLOCKS[format]
-    numbers = EXPANDED[format](blocks.reshape(-1, nbytes))
-    return numbers.reshape(*blocks.shape[:-1], blocks.shape[-1] // nbytes * size).to(dtype)
+    numbers = codebooks.expand(blocks, format, dtype)
+    return numbers.view(*blocks.shape[:-1], blocks.shape[-1] // nbytes * size)
 
 
 def look_up(index: Tensor, weight: Tensor, format: str | None, dtype: torch.dtype) -> Tensor:
@@ -104,116 +108,6 @@ def tiles(blocks: Tensor, format: str, dtype: torch.dtype) -> Iterator[tuple[sli
         yield part, expand(blocks[part], format, dtype)
 
 
-# The fields of each block format. Each function maps blocks (n, bytes) to float32 values (n, size).
-
-
-def _halves(raw: Tensor) -> Tensor:
-    """Returns pairs of bytes as float16, converted to float32."""
-    return raw.contiguous().view(torch.float16).float()
-
-
-def _nibbles(raw: Tensor) -> Tensor:
-    """Returns the lower nibbles of all bytes, then the upper ones."""
-    return torch.cat((raw & 15, raw >> 4), -1)
-
-
-def _bits(raw: Tensor) -> Tensor:
-    """Returns the bits of the bytes, lowest first, as 0 or 1."""
-    return ((raw[..., None] >> torch.arange(8, dtype=torch.uint8, device=raw.device)) & 1).flatten(-2)
-
-
-def _q4_0(raw: Tensor) -> Tensor:
-    return _nibbles(raw[:, 2:]).float().sub_(8).mul_(_halves(raw[:, :2]))
-
-
-def _q4_1(raw: Tensor) -> Tensor:
-    return _nibbles(raw[:, 4:]).float().mul_(_halves(raw[:, :2])).add_(_halves(raw[:, 2:4]))
-
-
-def _q5_0(raw: Tensor) -> Tensor:
-    codes = _nibbles(raw[:, 6:]) | _bits(raw[:, 2:6]) << 4
-    return codes.float().sub_(16).mul_(_halves(raw[:, :2]))
-
-
-def _q5_1(raw: Tensor) -> Tensor:
-    codes = _nibbles(raw[:, 8:]) | _bits(raw[:, 4:8]) << 4
-    return codes.float().mul_(_halves(raw[:, :2])).add_(_halves(raw[:, 2:4]))
-
-
-def _q8_0(raw: Tensor) -> Tensor:
-    return raw[:, 2:].view(torch.int8).float().mul_(_halves(raw[:, :2]))
-
-
-def _pairs_of_bits(raw: Tensor, width: int) -> Tensor:
-    """Returns two bits of each byte, lowest first: every `width` bytes yield four runs of as many values."""
-    shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=raw.device)[:, None]
-    return ((raw.unflatten(-1, (-1, 1, width)) >> shifts) & 3).flatten(1)
-
-
-def _q2_k(raw: Tensor) -> Tensor:
-    scales, codes = raw[:, :16], _pairs_of_bits(raw[:, 16:80], 32).view(-1, 16, 16)
-    scale = _halves(raw[:, 80:82]) * (scales & 15).float()
-    least = _halves(raw[:, 82:84]) * (scales >> 4).float()
-    return codes.float().mul_(scale[..., None]).sub_(least[..., None]).flatten(1)
-
-
-def _q3_k(raw: Tensor) -> Tensor:
-    high, low, packed = raw[:, :32], _pairs_of_bits(raw[:, 32:96], 32), raw[:, 96:108]
-    scales = _nibbles(packed[:, :8]) | _pairs_of_bits(packed[:, 8:], 4) << 4
-    bits = ((high[:, None] >> torch.arange(8, dtype=torch.uint8, device=raw.device)[:, None]) & 1).flatten(1)
-    scale = _halves(raw[:, 108:110]) * (scales.float() - 32)
-    return (low | bits << 2).float().sub_(4).view(-1, 16, 16).mul_(scale[..., None]).flatten(1)
-
-
-def _six_bits(packed: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns eight scales and eight minima of six bits from twelve bytes."""
-    first, second, third = packed.split(4, -1)
-    scales = torch.cat((first & 63, third & 15 | (first >> 6) << 4), -1)
-    least = torch.cat((second & 63, third >> 4 | (second >> 6) << 4), -1)
-    return scales.float(), least.float()
-
-
-def _of_eight(raw: Tensor, codes: Tensor) -> Tensor:
-    """Returns the values of eight groups of 32 codes, with a scale and a minimum each."""
-    scales, least = _six_bits(raw[:, 4:16])
-    scale, below = _halves(raw[:, :2]) * scales, _halves(raw[:, 2:4]) * least
-    return codes.view(-1, 8, 32).float().mul_(scale[..., None]).sub_(below[..., None]).flatten(1)
-
-
-def _q4_k(raw: Tensor) -> Tensor:
-    return _of_eight(raw, _nibbles(raw[:, 16:].unflatten(-1, (4, 32))).flatten(1))
-
-
-def _q5_k(raw: Tensor) -> Tensor:
-    shifts = torch.arange(8, dtype=torch.uint8, device=raw.device)[:, None]
-    high = ((raw[:, None, 16:48] >> shifts) & 1).flatten(1)
-    return _of_eight(raw, _nibbles(raw[:, 48:].unflatten(-1, (4, 32))).flatten(1) | high << 4)
-
-
-def _q6_k(raw: Tensor) -> Tensor:
-    low = _nibbles(raw[:, :128].unflatten(-1, (2, 64))).flatten(1)
-    codes = low | _pairs_of_bits(raw[:, 128:192], 32) << 4
-    scale = _halves(raw[:, 208:210]) * raw[:, 192:208].view(torch.int8).float()
-    return codes.float().sub_(32).view(-1, 16, 16).mul_(scale[..., None]).flatten(1)
-
-
-# The largest biased exponent (bias 127) whose power of two times six is finite in float32.
-LARGEST_POWER = 252
-# The offsets of a block's float16 scales and minima.
-SCALES = {
-    "q4_0": (0,),
-    "q4_1": (0, 2),
-    "q5_0": (0,),
-    "q5_1": (0, 2),
-    "q8_0": (0,),
-    "q2_k": (80, 82),
-    "q3_k": (108,),
-    "q4_k": (0, 2),
-    "q5_k": (0, 2),
-    "q6_k": (208,),
-}
-
-
 def finite(blocks: Tensor, format: str) -> bool:
     """Returns whether all scales are finite, and with them all values of the blocks (..., K).
 
@@ -222,29 +116,8 @@ def finite(blocks: Tensor, format: str) -> bool:
     raw = blocks.reshape(-1, BLOCKS[format][1])
     if format == "mxfp4":
         return bool((raw[:, 0] <= LARGEST_POWER).all())
-    return all(bool(_halves(raw[:, at : at + 2]).isfinite().all()) for at in SCALES[format])
-
-
-# The sixteen 4-bit values times two, so that they are integers; the power of two is one lower.
-DOUBLED_FP4 = tuple(int(2 * number) for number in FP4)
-
-
-def _mxfp4(raw: Tensor) -> Tensor:
-    numbers = torch.tensor(DOUBLED_FP4, dtype=torch.float32, device=raw.device)
-    found = numbers.index_select(0, _nibbles(raw[:, 1:]).int().flatten()).view(len(raw), -1)
-    return found.mul_(torch.ones_like(found[:, :1]).ldexp(raw[:, :1].int() - 128))
-
-
-EXPANDED: dict[str, Callable[[Tensor], Tensor]] = {
-    "q4_0": _q4_0,
-    "q4_1": _q4_1,
-    "q5_0": _q5_0,
-    "q5_1": _q5_1,
-    "q8_0": _q8_0,
-    "q2_k": _q2_k,
-    "q3_k": _q3_k,
-    "q4_k": _q4_k,
-    "q5_k": _q5_k,
-    "q6_k": _q6_k,
-    "mxfp4": _mxfp4,
-}
+    if format == "iq1_m":
+        return bool(codebooks.scale_of_iq1_m(raw).isfinite().all())
+    if format in FLOAT32_SCALES:
+        return bool(aligned(raw[:, :4]).view(torch.float32).isfinite().all())
+    return all(bool(halves(raw[:, at : at + 2]).isfinite().all()) for at in SCALES[format])

@@ -50,14 +50,14 @@ def speeds(dtypes: tuple[torch.dtype, ...]) -> tuple[Speed, ...]:
     The dtypes alternate, and the shortest time of each counts, since other work on the machine can only add to it. One
     thread is used because several would mostly wait for each other on a busy machine.
     """
-    with torch.inference_mode(), _one_thread():
+    with torch.inference_mode(), one_thread():
         return _measured([_calls(dtype) for dtype in dtypes])
 
 
 @cache
 def packed_speeds(format: str) -> tuple[Speed, Speed]:
     """Returns the speed of the native kernels with blocks of a format, and of float32, as `speeds` does."""
-    with torch.inference_mode(), _one_thread():
+    with torch.inference_mode(), one_thread():
         packed, wide = _measured([_packed_calls(format), _calls(torch.float32)])
     return packed, wide
 
@@ -81,7 +81,8 @@ def _measured(kinds: Sequence[Calls]) -> tuple[Speed, ...]:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
+    """Has torch use one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -117,8 +117,8 @@ class Recomputed(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy: Tensor, *unused: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
         """Returns the gradients of k, v, w and u; a cache has none."""
-        given = [x.detach().requires_grad_() for x in ctx.saved_tensors[:4]]
-        state = ctx.saved_tensors[4:]
+        saved = ctx.saved_tensors  # unpacked once: checkpointing computes them again
+        given, state = [x.detach().requires_grad_() for x in saved[:4]], saved[4:]
         with torch.enable_grad():
             y, _ = by_pieces(given[0], given[1], given[2], given[3], None if state[0] is None else state)
         return (*torch.autograd.grad(y, given, dy, materialize_grads=True), None, None, None)

@@ -41,6 +41,8 @@ class Router(PartModule):
     def __init__(self, part: experts.Router, path: str) -> None:
         super().__init__(part, path)
         self.part = part
+        # told each pass's logits (N, E) and choices (N, k), for losses that balance the experts
+        self.heard: Callable[[Tensor, Tensor], None] | None = None
         self.norm = optional(part.norm, f"{path}.norm")
         if not part.bias:
             self.register_parameter("bias", None)
@@ -57,6 +59,7 @@ class Router(PartModule):
         wide = torch.promote_types(logits_NE.dtype, torch.float32)
         if part.nearness is not None:
             weights_Nk, chosen_Nk = self.in_turn(logits_NE.to(wide), part.nearness)
+            self.tell(logits_NE, chosen_Nk)
             return self.scaled(weights_Nk, chosen_Nk).to(x_NM.dtype), chosen_Nk
         soft = part.scoring == "softmax"
         scores_NE = SCORES[part.scoring](logits_NE.to(wide) if not soft else logits_NE)
@@ -67,10 +70,16 @@ class Router(PartModule):
             chosen_Nk = self.table[tokens_N]
         else:
             chosen_Nk = self.choose((scores_NE if soft or not plain else logits_NE).detach())
+        self.tell(logits_NE, chosen_Nk)
         weights_Nk = scores_NE.gather(-1, chosen_Nk)
         if part.renormalise:
             weights_Nk = weights_Nk / (weights_Nk.sum(-1, keepdim=True) + part.eps)
         return self.scaled(weights_Nk, chosen_Nk).to(x_NM.dtype), chosen_Nk
+
+    def tell(self, logits_NE: Tensor, chosen_Nk: Tensor) -> None:
+        """Tells who listens the logits and the choices."""
+        if self.heard is not None:
+            self.heard(logits_NE, chosen_Nk)
 
     def scaled(self, weights_Nk: Tensor, chosen_Nk: Tensor) -> Tensor:
         """Returns the weights with the factor of all experts and those of single ones."""

@@ -60,6 +60,7 @@ class Model(nn.Module):
         self.spec = part
         self._numbers = torch.empty(0)  # has the dtype and device of the model
         self.native: Callable[[Tensor, Step], Tensor | None] | None = None  # set by `nn.build.interleave`
+        self.without_head = False  # whether `forward` ends with the normalised stream, for a loss that runs the head
         self.sides = any(branch.side is not None for block in part.blocks for branch in block.branches)
         own, at = {field.name for field in fields(part)}, f"{path}." if path else ""
         for name in spec.ORDER:
@@ -100,7 +101,7 @@ class Model(nn.Module):
             x = head.chosen(self.normed(x_BTM), tokens_BT, step.valid_BT)
         else:
             x = self.normed(self.chosen(x_BTM, tokens_BT, step, last))
-        return self.scores(x)
+        return x if self.without_head else self.scores(x)
 
     def scores(self, x: Tensor) -> Tensor:
         """Returns the logits of the normalised stream, which is given back without a head."""

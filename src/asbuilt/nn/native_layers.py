@@ -17,17 +17,20 @@ import torch
 from torch import Tensor, nn
 
 from asbuilt.kernels import native
+from asbuilt.kernels.rotary import RopeTables, tables
 from asbuilt.nn.attention import Attention
 from asbuilt.nn.block import Block, Branch
 from asbuilt.nn.cache import Cache, KVCache
 from asbuilt.nn.feedforward import GatedMLP
-from asbuilt.nn.linear import Linear, hooked
+from asbuilt.nn.linear import Linear
 from asbuilt.nn.norms import RMSNorm
 from asbuilt.nn.positions import rope_tables
 from asbuilt.nn.step import Step
 from asbuilt.spec import attention, block, feedforward
 from asbuilt.spec.norms import RMSNorm as RMSNormPart
 from asbuilt.spec.positions import Rotary
+
+RUN = 256  # positions whose RoPE tables are computed together, for steps of one token
 
 
 class _Norm(ctypes.Structure):
@@ -68,38 +71,50 @@ class NativeLayers:
     """The layers of a stack as one native call, prepared again when weights or cache have moved."""
 
     def __init__(self, blocks: nn.ModuleList, pieces: list[Pieces], width: int) -> None:
-        self.pieces, self.width, self.modules = pieces, width, list(blocks.modules())
+        self.pieces, self.width = pieces, width
+        self.hooks = [hooks for one in blocks.modules() for hooks in (one._forward_hooks, one._forward_pre_hooks)]
         self.weights = list(blocks.parameters())
         self.dtype = next(weight.dtype for weight in self.weights if weight.is_floating_point())
         found = dict.fromkeys(one.mixer.part.positions for one in pieces)
         self.rotaries = [rotary for rotary in found if isinstance(rotary, Rotary)]
         self.places: list[int] = []
         self.layers: Any = None
+        self.turns: dict[Rotary, tuple[int, RopeTables]] = {}
 
     def __call__(self, x_BTM: Tensor, step: Step) -> Tensor | None:
         """Returns the stream (B, T, M) after the layers, None where the modules must run."""
         lib, cache = native.ready(x_BTM, dtype=self.dtype), step.cache
-        if lib is None or cache is None or hooked(*self.modules):
+        if lib is None or cache is None or any(self.hooks):
             return None
-        places = [weight.data_ptr() for weight in self.weights]
-        for layer in cache.layers.values():  # rows that are dropped move them
-            for tensor in layer.tensors:
-                if tensor.dtype is not self.dtype or len(tensor) != step.batch or not tensor.is_contiguous():
-                    return None
-                places += tensor.data_ptr(), tensor.shape[2]
+        kept = [tensor for layer in cache.layers.values() for tensor in layer.tensors]
+        for tensor in kept:
+            if tensor.dtype is not self.dtype or tensor.shape[0] != step.batch or not tensor.is_contiguous():
+                return None
+        # rows that are dropped move a cache
+        places = [*map(Tensor.data_ptr, self.weights), *map(Tensor.data_ptr, kept), *(x.shape[2] for x in kept)]
         if places != self.places:
             self.prepare(cache)
             self.places = places
         x = x_BTM.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
         B = step.batch
-        tables = [rope_tables(step, rotary, torch.float32) for rotary in self.rotaries]
-        ropes = (_Rope * len(tables))(
-            *((t.cos.data_ptr(), t.sin.data_ptr(), t.cos[0].numel() if len(t.cos) > 1 else 0) for t in tables)
-        )
+        ropes = (_Rope * len(self.rotaries))(*(self.rope(step, rotary) for rotary in self.rotaries))
         positions = (c_int64 * B)(*step.past)
         run = (len(self.pieces), ropes, positions, B, step.tokens, self.width, torch.get_num_threads())
         lib.asbuilt_layers(self.layers, *run, x.data_ptr())
         return x.to(self.dtype)
+
+    def rope(self, step: Step, rotary: Rotary) -> _Rope:
+        """Returns the tables of a pass; those of single tokens at one position are computed for a run of positions."""
+        run, place = divmod(step.past[0], RUN)
+        if step.tokens > 1 or not step.uniform or rotary.depends_on_length:
+            t = rope_tables(step, rotary, torch.float32)
+            return _Rope(t.cos.data_ptr(), t.sin.data_ptr(), t.cos[0].numel() if t.cos.shape[0] > 1 else 0)
+        known, t = self.turns.get(rotary, (-1, None))
+        if t is None or known != run:
+            t = tables(rotary, torch.arange(run * RUN, (run + 1) * RUN)[None], step.reach[:1], torch.float32)
+            self.turns[rotary] = run, t
+        at = place * t.cos.stride(1) * t.cos.itemsize
+        return _Rope(t.cos.data_ptr() + at, t.sin.data_ptr() + at, 0)
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy of the model begins without pointers, which are those of its own weights."""

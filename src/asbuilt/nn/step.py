@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Hashable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -102,6 +103,13 @@ class Step:
         if key not in self._made:
             self._made[key] = make()
         return self._made[key]
+
+    def copied(self) -> Step:
+        """Returns the step as it is now: what layers share or lend from now on, this one and the copy do not."""
+        made = copy.copy(self)
+        made._made, made.lent = dict(self._made), dict(self.lent)
+        made.lent_values, made.lenders = dict(self.lent_values), dict(self.lenders)
+        return made
 
     @cached_property
     def uniform(self) -> bool:

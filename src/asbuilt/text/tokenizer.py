@@ -256,6 +256,19 @@ class Tokenizer:
         with self._trying("not a tokenizer"):
             return self._inner.token(id_)
 
+    def pieces(self, text: str) -> list[str]:
+        """Returns the pre-tokens of a text without added tokens, as the vocabulary spells them."""
+        with self._trying("cannot read the text"):
+            return self._inner.pieces(text)
+
+    def spelled(self, token: str) -> bytes:
+        """Returns the bytes that a token of the vocabulary, as `pieces` spells it, adds to a text."""
+        return _token_bytes(token, self._kind or "")
+
+    def saved(self) -> str:
+        """Returns the text of a tokenizer.json."""
+        return self._inner.saved()
+
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Writes `tokenizer.json`, `tokenizer_config.json` and the chat template, which transformers can load."""
         folder = Path(folder)

@@ -78,6 +78,12 @@ class Engine:
         """Returns a token's id."""
         return self.inner.token_to_id(token)
 
+    def pieces(self, text: str) -> list[str]:
+        """Returns the pre-tokens of a text, as the vocabulary spells them."""
+        normalizer, cuts = self.inner.normalizer, self.inner.pre_tokenizer
+        text = text if normalizer is None else normalizer.normalize_str(text)
+        return [text] if cuts is None else [piece for piece, _ in cuts.pre_tokenize_str(text)]
+
     def saved(self) -> str:
         """Returns the text of a tokenizer.json."""
         return self.inner.to_str(pretty=False)
@@ -135,6 +141,10 @@ class Distant:
     def id(self, token: str) -> int | None:
         """As `Engine.id`."""
         return self._ask_of(len(token), "id", token)
+
+    def pieces(self, text: str) -> list[str]:
+        """As `Engine.pieces`."""
+        return self._ask_of(len(text.encode()), "pieces", text)
 
     def saved(self) -> str:
         """As `Engine.saved`."""

@@ -62,6 +62,15 @@ class Expanded:
         module = self._modules.get(name)
         return self._read(name) if module is None else module.expand(self._read)
 
+    def formats(self, name: str) -> tuple[str, ...]:
+        """Returns the block formats that hold a matrix exactly, the smallest first; none for another tensor."""
+        module = self._modules.get(name)
+        return () if module is None else module.formats(self._read)
+
+    def blocks(self, name: str, format: str) -> Tensor:
+        """Returns a matrix as blocks (..., bytes) of one of these formats."""
+        return self._modules[name].blocks(self._read, format)
+
     def without_zero_biases(self, named: Collection[str]) -> dict[str, StoredTensor]:
         """Returns the headers without biases that the model does not have: AutoGPTQ adds some, all of them zero."""
         added = {name for name in self._biases - set(named) if not self._read(name).any()}

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from asbuilt.errors import InputError, one_of
 from asbuilt.formats.safetensors import StoredTensor
@@ -18,14 +18,59 @@ HALVES = ("F16", "BF16", "F32")  # dtypes of scales that are numbers
 LARGEST_GROUP = 2**16
 
 
+class Holdable(Protocol):
+    """A matrix that may be held as blocks of one of some formats, which expand to its numbers (kernels/integers.py)."""
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """The formats, the smallest first; none where blocks would round."""
+        ...
+
+    def blocks(self, format: str) -> Tensor:
+        """Returns the rows as blocks of one of them."""
+        ...
+
+    def expand(self) -> Tensor:
+        """Returns the numbers in float32."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Module:
-    """A packed matrix, or a stack: the name and shape that it has when it is plain, and how it is expanded."""
+    """A packed matrix, or a stack: the name and shape that it has when it is plain, and how it is expanded.
+
+    `held` are the matrices of a stack, or the one, that can be held as blocks; None where none can.
+    """
 
     name: str
     shape: tuple[int, ...]
     of: StoredTensor
     expand: Callable[[Read], Tensor]
+    held: Callable[[Read], Sequence[Holdable]] | None = None
+
+    def formats(self, read: Read) -> tuple[str, ...]:
+        """Returns the block formats that hold all of it exactly, the smallest first; reads its scales."""
+        each = [] if self.held is None else [one.formats for one in self.held(read)]
+        return tuple(name for name in each[0] if all(name in others for others in each)) if each else ()
+
+    def blocks(self, read: Read, format: str) -> Tensor:
+        """Returns its rows (..., bytes) as blocks of one of these formats."""
+        import torch
+
+        assert self.held is not None
+        made = torch.cat([one.blocks(format) for one in self.held(read)])
+        return made.view(*self.shape[:-1], -1)
+
+
+def held_module(name: str, shape: tuple[int, ...], of: StoredTensor, make: Callable[[Read], Holdable]) -> Module:
+    """Returns the module of rows that `make` expands and holds as blocks, a stack's one after the other."""
+    return Module(
+        name=name,
+        shape=shape,
+        of=of,
+        expand=lambda read: make(read).expand().view(shape),
+        held=lambda read: (make(read),),
+    )
 
 
 @dataclass

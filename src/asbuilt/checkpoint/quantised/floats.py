@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from asbuilt.checkpoint.quantised.find import HALVES, Finder, Module, Read
+from asbuilt.checkpoint.quantised.find import HALVES, Finder, Holdable, Module, Read, held_module
 from asbuilt.errors import InputError
 from asbuilt.families.shared.reader import is_whole
 from asbuilt.formats.safetensors import StoredTensor
@@ -59,7 +60,15 @@ def _eight_bits(finder: Finder, name: str, packed: StoredTensor, scales: StoredT
             made[e] = one(codes[e], scale[e] if each else scale, None if zero is None else zero[e] if each else zero)
         return made
 
-    return Module(name=name, shape=shape, of=packed, expand=expand)
+    def rows(read: Read) -> Sequence[Holdable]:
+        from asbuilt.kernels import integers
+
+        scale = read(scales.name).reshape(grid)
+        zero = None if zeros is None else read(zeros.name).reshape(grid)
+        return (integers.of_rows(read(packed.name), scale, zero, block[1]),)
+
+    by_row = packed.dtype == "I8" and len(shape) == 2 and block[0] == 1 and scales.dtype in HALVES
+    return Module(name=name, shape=shape, of=packed, expand=expand, held=rows if by_row else None)
 
 
 def _block(finder: Finder, shape: Shape, scales: StoredTensor) -> tuple[int, int]:
@@ -142,20 +151,25 @@ def floats4(
         each = 1 if len(rows) == 1 else rows[0]
         finder.require(whole, len(whole.shape) < 2 and math.prod(whole.shape) in (1, each), "a scale per matrix")
 
-    def expand(read: Read) -> Tensor:
-        from asbuilt.kernels import dequantise
+    def held(read: Read) -> Sequence[Holdable]:
+        from asbuilt.kernels.integers import Floats4
 
         codes, scale = read(packed.name), read(scales.name)
         of = [1.0] if whole is None else read(whole.name).flatten().tolist()
         of = [1 / one if divides else one for one in of]
         if len(rows) == 1:
-            return dequantise.four_bit_floats(codes, scale, group, of[0])
-        made = codes.new_empty((*rows, 2 * half), dtype=scale.new_empty(0).float().dtype)
-        for e in range(rows[0]):
-            made[e] = dequantise.four_bit_floats(codes[e], scale[e], group, of[e % len(of)])
+            return (Floats4(codes, scale, group, of[0]),)
+        return [Floats4(codes[e], scale[e], group, of[e % len(of)]) for e in range(rows[0])]
+
+    def expand(read: Read) -> Tensor:
+        import torch
+
+        made = torch.empty((*rows, 2 * half))
+        for place, one in zip([made] if len(rows) == 1 else made, held(read), strict=True):
+            place.copy_(one.expand())
         return made
 
-    return Module(name=name, shape=(*rows, 2 * half), of=packed, expand=expand)
+    return Module(name=name, shape=(*rows, 2 * half), of=packed, expand=expand, held=held)
 
 
 # mlx's formats without biases: the numbers of a group, and of a word.
@@ -171,18 +185,27 @@ def in_words(finder: Finder, base: str, words: StoredTensor, mode: str) -> Modul
     rows, inputs = words.shape[:-1], words.shape[-1] * each
     finder.require(scales, scales.shape == (*rows, inputs // group) and inputs % group == 0, f"groups of {group}")
 
-    def expand(read: Read) -> Tensor:
+    name, shape = f"{base}.weight", (*rows, inputs)
+
+    def parts(read: Read) -> tuple[Tensor, Tensor]:
+        import torch
+
+        raw, scale = (read(part.name).flatten(0, -2).contiguous() for part in (words, scales))
+        return raw.view(torch.uint8), scale.view(torch.float8_e4m3fn) if mode == "nvfp4" else scale
+
+    def make(read: Read) -> Holdable:
+        from asbuilt.kernels.integers import Floats4
+
+        return Floats4(*parts(read), group)
+
+    def eights(read: Read) -> Tensor:
         import torch
 
         from asbuilt.kernels import dequantise
 
-        raw, scale = (read(part.name).flatten(0, -2).contiguous() for part in (words, scales))
-        raw = raw.view(torch.uint8)
-        if mode == "mxfp8":
-            made = dequantise.tiled(raw.view(torch.float8_e4m3fn), scale, (1, group))
-        else:
-            scale = scale.view(torch.float8_e4m3fn) if mode == "nvfp4" else scale
-            made = dequantise.four_bit_floats(raw, scale, group)
-        return made.view(*rows, inputs)
+        raw, scale = parts(read)
+        return dequantise.tiled(raw.view(torch.float8_e4m3fn), scale, (1, group)).view(shape)
 
-    return Module(name=f"{base}.weight", shape=(*rows, inputs), of=words, expand=expand)
+    if mode == "mxfp8":
+        return Module(name=name, shape=shape, of=words, expand=eights)
+    return held_module(name, shape, words, make)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from asbuilt.checkpoint.quantised import floats
-from asbuilt.checkpoint.quantised.find import HALVES, LARGEST_GROUP, Finder, Module, Read
+from asbuilt.checkpoint.quantised.find import HALVES, LARGEST_GROUP, Finder, Holdable, Module, Read, held_module
 from asbuilt.errors import InputError, one_of
 from asbuilt.formats.safetensors import StoredTensor
 
@@ -74,14 +74,14 @@ def _gptq(finder: Finder, found: Grouped, columns: StoredTensor | None, more: in
         finder.require(columns, columns.shape == (inputs,), f"the groups of {inputs} inputs")
     size = finder.usual_group(inputs, groups) if columns is not None else finder.group(scales, inputs, groups)
 
-    def expand(read: Read) -> Tensor:
-        from asbuilt.kernels import dequantise
+    def make(read: Read) -> Holdable:
+        from asbuilt.kernels import integers
 
         of = None if columns is None else _of(read(columns.name), size, groups, columns.name)
         parts = read(words.name), read(zeros.name), read(scales.name)
-        return dequantise.gptq(*parts, of, size, bits=bits, more=more)
+        return integers.gptq(*parts, of, size, bits=bits, more=more)
 
-    return Module(name=found.name, shape=(outputs, inputs), of=words, expand=expand)
+    return held_module(found.name, (outputs, inputs), words, make)
 
 
 def _awq(finder: Finder, found: Grouped) -> Module:
@@ -93,12 +93,12 @@ def _awq(finder: Finder, found: Grouped) -> Module:
     finder.require(zeros, zeros.shape == (groups, words.shape[1]), "zero points of the scales")
     size = finder.group(scales, inputs, groups)
 
-    def expand(read: Read) -> Tensor:
-        from asbuilt.kernels import dequantise
+    def make(read: Read) -> Holdable:
+        from asbuilt.kernels import integers
 
-        return dequantise.awq(read(words.name), read(zeros.name), read(scales.name), size)
+        return integers.awq(read(words.name), read(zeros.name), read(scales.name), size)
 
-    return Module(name=found.name, shape=(outputs, inputs), of=words, expand=expand)
+    return held_module(found.name, (outputs, inputs), words, make)
 
 
 def compressed(finder: Finder, name: str) -> Module | None:
@@ -123,17 +123,17 @@ def compressed(finder: Finder, name: str) -> Module | None:
         finder.require(columns, columns.shape == (inputs,), f"the groups of {inputs} inputs")
     size = finder.usual_group(inputs, groups) if columns is not None else finder.group(scales, inputs, groups)
 
-    def expand(read: Read) -> Tensor:
-        from asbuilt.kernels import dequantise
+    def make(read: Read) -> Holdable:
+        from asbuilt.kernels import dequantise, integers
 
         zero = None if zeros is None else read(zeros.name)
         if zeros is not None and zeros.dtype == "I32":  # packed as the numbers are, along the rows
             assert zero is not None
             zero = dequantise.unpack(zero.t(), bits, outputs).t().float() - (1 << (bits - 1))
         of = None if columns is None else _of(read(columns.name), size, groups, columns.name)
-        return dequantise.integers(read(words.name), read(scales.name), zero, of, size, bits=bits, inputs=inputs)
+        return integers.around_middle(read(words.name), read(scales.name), zero, of, size, bits=bits, inputs=inputs)
 
-    return Module(name=name, shape=(outputs, inputs), of=words, expand=expand)
+    return held_module(name, (outputs, inputs), words, make)
 
 
 def _of(columns: Tensor, size: int, groups: int, what: str) -> Tensor | None:
@@ -177,10 +177,10 @@ def affine(finder: Finder, base: str) -> Module | None:
     finder.require(scales, scales.shape == (*rows, inputs // group) and inputs * bits == columns * 32, "of the groups")
     finder.require(biases, biases.shape == scales.shape, "of the shape of the scales")
 
-    def expand(read: Read) -> Tensor:
-        from asbuilt.kernels import dequantise
+    def make(read: Read) -> Holdable:
+        from asbuilt.kernels import integers
 
         parts = (read(part.name).flatten(0, -2) for part in (words, scales, biases))
-        return dequantise.affine(*parts, bits=bits, group=group).view(*rows, inputs)
+        return integers.affine(*parts, bits=bits, group=group)
 
-    return Module(name=f"{base}.weight", shape=(*rows, inputs), of=words, expand=expand)
+    return held_module(f"{base}.weight", (*rows, inputs), words, make)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from asbuilt.checkpoint.quantised.find import LARGEST_GROUP, Finder, Module, Read
+from asbuilt.checkpoint.quantised.find import LARGEST_GROUP, Finder, Holdable, Module, Read, held_module
 from asbuilt.errors import InputError
 from asbuilt.families.shared.reader import is_number, is_whole
 from asbuilt.files import decoded, parse_json
@@ -96,10 +96,9 @@ def eight_bits(finder: Finder, base: str) -> Module | None:
     shape = (packed.shape[0], packed.shape[1])
     finder.require(packed, min(shape) > 0, "a matrix")
 
-    def expand(read: Read) -> Tensor:
-        from asbuilt.kernels import dequantise
+    def make(read: Read) -> Holdable:
+        from asbuilt.kernels import integers
 
-        scale = read(scales.name)[:, None] / 127
-        return dequantise.tiled(read(packed.name), scale, (1, shape[1]))
+        return integers.of_rows(read(packed.name), read(scales.name)[:, None] / 127, None, shape[1])
 
-    return Module(name=f"{base}.weight", shape=shape, of=packed, expand=expand)
+    return held_module(f"{base}.weight", shape, packed, make)

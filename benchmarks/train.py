@@ -1,0 +1,138 @@
+"""Training speed beside transformers' GPT-2 and Llama (eager), in one run: the same weights, batches and optimizer.
+
+    python benchmarks/train.py [--width 256] [--layers 4] [--context 128] [--batch 4] [--vocab 4096] [--steps 5]
+
+With one thread the processor's time is counted, so that other processes disturb little; with more, the clock's. Both
+take turns, round by round, and each round gives a ratio; the median of those is printed, with the rate of products
+against that of a large matrix product in the same rounds. The losses of the first step must agree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from asbuilt import build, cost, decoder, save
+from asbuilt.families import gpt2
+from asbuilt.nn.model import Model
+from asbuilt.spec import Model as Spec
+from asbuilt.spec import Pass
+from asbuilt.train.batch import Batch
+from asbuilt.train.optimizer import optimizers
+from asbuilt.train.settings import Optimizer
+from asbuilt.train.step import train_step
+
+GIVEN = Optimizer(lr=1e-3, weight_decay=0.0)
+
+
+def specs(o: argparse.Namespace) -> dict[str, Spec]:
+    sizes: dict[str, Any] = {
+        "d_model": o.width,
+        "n_layers": o.layers,
+        "n_heads": o.width // 64,
+        "n_vocab": o.vocab,
+        "max_positions": o.context,
+    }
+    return {"gpt2": gpt2.build(**sizes), "llama": decoder(**sizes)}
+
+
+def ours(model: Model, batch: Batch) -> Callable[[], float]:
+    made = optimizers(model, GIVEN)
+    return lambda: train_step(model, [batch], made, clip=1.0).loss
+
+
+def theirs(model: Any, batch: Batch) -> Callable[[], float]:  # noqa: ANN401
+    """A step as a plain loop over the library's class has it."""
+    made = torch.optim.AdamW(model.parameters(), lr=GIVEN.lr, betas=GIVEN.betas, weight_decay=0.0, fused=True)
+
+    def step() -> float:
+        made.zero_grad(set_to_none=True)
+        logits = model(batch.ids, use_cache=False).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        made.step()
+        return float(loss.detach())
+
+    return step
+
+
+def pair(family: str, spec: Spec, batch: Batch) -> tuple[Callable[[], float], Callable[[], float]]:
+    """The step of our model, and that of transformers' with the same weights."""
+    from transformers import AutoModelForCausalLM
+
+    model = build(spec, seed=0)
+    with tempfile.TemporaryDirectory() as folder:
+        save(model, Path(folder) / "model", family=family)
+        other = AutoModelForCausalLM.from_pretrained(Path(folder) / "model", attn_implementation="eager").train()
+    for one in other.modules():
+        if isinstance(one, torch.nn.Dropout):
+            one.p = 0.0
+    return ours(model, batch), theirs(other, batch)
+
+
+def seconds(step: Callable[[], float], steps: int) -> float:
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    begun = clock()
+    for _ in range(steps):
+        step()
+    return (clock() - begun) / steps
+
+
+def product_rate() -> float:
+    """FLOP/s of a large float32 product."""
+    a, b = torch.randn(768, 768), torch.randn(768, 768)
+    return 2 * 768**3 / seconds(lambda: float((a @ b)[0, 0]), 10)
+
+
+def measured(family: str, spec: Spec, o: argparse.Namespace) -> str:
+    ids = torch.randint(spec.n_vocab, (o.batch, o.context + 1), generator=torch.Generator().manual_seed(0))
+    batch = Batch(ids=ids[:, :-1], targets=ids[:, 1:])
+    mine, other = pair(family, spec, batch)
+    first = mine(), other()
+    assert abs(first[0] - first[1]) < 1e-4, first
+    ratios, rates, shares = [], [], []
+    flops = cost.flops(spec, Pass(tokens=o.context, batch=o.batch, width=4)).training
+    for _ in range(o.rounds):
+        one, two, rate = seconds(mine, o.steps), seconds(other, o.steps), product_rate()
+        ratios.append(two / one)
+        rates.append((batch.ids.numel() / one, batch.ids.numel() / two))
+        shares.append(flops / one / rate)
+    ours_rate, their_rate = (statistics.median(column) for column in zip(*rates, strict=True))
+    return (
+        f"| {family} | {ours_rate:,.0f} | {their_rate:,.0f} | {statistics.median(ratios):.2f} "
+        f"({min(ratios):.2f} to {max(ratios):.2f}) | {statistics.median(shares):.0%} |"
+    )
+
+
+def main() -> None:
+    """Prints the table as Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in (
+        ("width", 256),
+        ("layers", 4),
+        ("context", 128),
+        ("batch", 4),
+        ("steps", 5),
+        ("rounds", 5),
+        ("vocab", 4096),
+        ("threads", 1),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    o = parser.parse_args()
+    torch.set_num_threads(o.threads)
+    print("| model | asbuilt, tokens/s | transformers, tokens/s | ratio, median (range) | of the product rate |")
+    print("|---|--:|--:|--:|--:|")
+    for family, spec in specs(o).items():
+        print(measured(family, spec, o), flush=True)
+
+
+if __name__ == "__main__":
+    main()

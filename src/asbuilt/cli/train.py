@@ -1,0 +1,136 @@
+"""`asbuilt train`: trains a model by a recipe."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from asbuilt.cli.output import count, print_json, say, size, table, warn
+from asbuilt.cli.running import threads_option
+from asbuilt.cli.streams import draw
+
+if TYPE_CHECKING:
+    from asbuilt.train.loop import Progress
+    from asbuilt.train.recipe import Recipe
+
+
+@click.command()
+@click.argument("recipe")
+@click.argument("changes", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--show", is_flag=True, help="Print the whole recipe with every default, and train nothing.")
+@click.option("--dry-run", is_flag=True, help="Print what the run would take on this machine, and train nothing.")
+@click.option("--resume", is_flag=True, help="Continue the run in run.out from its last checkpoint.")
+@threads_option
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document at the end.")
+def train(
+    recipe: str, changes: tuple[str, ...], show: bool, dry_run: bool, resume: bool, threads: int | None, as_json: bool
+) -> None:
+    """Train a model by RECIPE, a TOML file or the name of a shipped one, with changes such as optimizer.lr=3e-4.
+
+    The run's folder, run.out, gets a log, checkpoints, and the trained model as a folder that other commands and
+    transformers load. A stopped run goes on with --resume as if it had never stopped.
+    """
+    from asbuilt.train import recipe as recipes
+
+    given = recipes.read(recipe, changes)
+    if show:
+        print_json(recipes.to_dict(given)) if as_json else say_all(recipes.dumps(given))
+        return
+    from asbuilt.api.running import use_threads
+
+    use_threads(threads, "--threads")
+    if dry_run:
+        _plan(given, as_json)
+        return
+    from asbuilt.train.loop import run
+
+    outcome = run(given, resume=resume, report=Line())
+    if as_json:
+        print_json({**asdict(outcome), "folder": str(outcome.folder), "model": str(outcome.folder / "model")})
+        return
+    said = "" if outcome.validation is None else f", validation loss {outcome.validation:.4f} nats per token"
+    say(f"{count(outcome.steps)} steps, {count(outcome.tokens)} tokens in {clock(outcome.seconds)}{said}")
+    say(f"{outcome.folder / 'model'}: the model; asbuilt generate, measure and transformers load it")
+
+
+def say_all(text: str) -> None:
+    """Prints the lines of a text."""
+    for one in text.rstrip("\n").split("\n"):
+        say(one)
+
+
+class Line:
+    """Progress on stderr: one line that is drawn again on a terminal, a line for each report elsewhere."""
+
+    def __call__(self, at: Progress) -> None:
+        """Draws what a run reports."""
+        if at.validation is not None:
+            end = "\x1b[K\n" if sys.stderr.isatty() else ""
+            self._draw(f"step {at.step}/{at.steps}: validation loss {at.validation:.4f} nats per token", end)
+            return
+        rate, left = count(round(at.tokens_per_second)), clock(at.seconds_left)
+        self._draw(f"step {at.step}/{at.steps}: loss {at.loss:.4f}, {rate} tokens/s, {left} left", "\x1b[K")
+
+    def _draw(self, text: str, end: str) -> None:
+        if sys.stderr.isatty():
+            draw(sys.stderr, f"\r{text}{end}")
+        else:
+            warn(text)
+
+
+def clock(seconds: float) -> str:
+    """Returns a time as people say it: 42 s, 3 min 20 s, 5 h 12 min."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def _plan(given: Recipe, as_json: bool) -> None:
+    """Prints the parameters, FLOPs, memory and time of the run on this machine."""
+    from asbuilt.measure import this_machine
+    from asbuilt.train.loop import described
+    from asbuilt.train.planned import planned
+    from asbuilt.train.text import text_data
+
+    _, vocabulary = text_data(given.data, given.run.seed)
+    spec = described(given, vocabulary.n_vocab).spec
+    machine = this_machine(say=lambda text: warn(f"{text} ..."), warn=lambda text: warn(f"warning: {text}"))
+    plan = planned(given, spec, machine)
+    step = plan.trial.step
+    seconds = plan.tokens / step.tokens * step.seconds
+    document: dict[str, Any] = {
+        "model": plan.model,
+        "n_vocab": spec.n_vocab,
+        "parameters": plan.parameters,
+        "flops_per_token": plan.flops_per_token,
+        "tokens": plan.tokens,
+        "tokens_per_step": step.tokens,
+        "state_bytes": plan.state.total,
+        "activation_bytes": plan.activation_bytes,
+        "logits_bytes": plan.logits_bytes,
+        "bytes": plan.per_device_bytes,
+        "memory_bytes": plan.trial.memory,
+        "fits": plan.fits,
+        "seconds": seconds,
+        "seconds_per_step": step.seconds,
+    }
+    if as_json:
+        print_json(document)
+        return
+    rows = [
+        ("parameters", count(plan.parameters)),
+        *((f"FLOPs per token, {name}", count(round(value))) for name, value in plan.flops_per_token.items()),
+        ("training tokens", count(round(plan.tokens))),
+        ("tokens per step", count(round(step.tokens))),
+        ("weights, gradients, optimizer", size(plan.state.total)),
+        ("saved activations", size(plan.activation_bytes)),
+        ("total memory", f"{size(plan.per_device_bytes)} of {size(plan.trial.memory)}"),
+        ("time", f"{clock(seconds)}, {step.seconds:.3g} s per step"),
+    ]
+    table(f"{plan.model} on {machine.name}; nothing is trained", ("", "planned"), rows)

@@ -1,0 +1,74 @@
+"""What one pass of training reads: tokens, the target of each, and what else the model is given.
+
+Shapes: batch B, tokens T, source tokens S.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+IGNORED = -100  # the target of a token without a loss, as in PyTorch's cross-entropy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Tokens, their targets, and the other inputs of the model's `forward`, None if it does not read them.
+
+    `targets` are aligned with the outputs: the next token of each in a language model, the token itself where it was
+    masked. They are not shifted again.
+    """
+
+    ids: Tensor
+    """Token ids (B, T) that the model, or its decoder, reads."""
+    targets: Tensor
+    """The target of each (B, T), `IGNORED` where there is no loss."""
+    valid: Tensor | None = None
+    """Marks valid tokens (B, T); None without padding."""
+    types: Tensor | None = None
+    """Token types (B, T), of encoders that have them."""
+    source: Tensor | None = None
+    """Token ids (B, S) that an encoder-decoder's encoder reads."""
+    source_valid: Tensor | None = None
+    """Marks the source's valid tokens (B, S)."""
+
+    @cached_property
+    def counted(self) -> int:
+        """Number of targets with a loss."""
+        return int((self.targets != IGNORED).sum())
+
+    @property
+    def inputs(self) -> dict[str, Tensor]:
+        """The keyword arguments of the model's `forward` beside the token ids."""
+        given = {
+            "valid_BT": self.valid,
+            "types_BT": self.types,
+            "source_BS": self.source,
+            "source_valid_BS": self.source_valid,
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
+    def to(self, device: torch.device | str) -> Batch:
+        """Returns the batch on a device."""
+        held = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{name: value.to(device) for name, value in held.items() if value is not None})
+
+
+class Data(Protocol):
+    """Batches of training and validation."""
+
+    def batch(self, step: int, rank: int = 0, ranks: int = 1) -> Batch:
+        """Returns the batch of one step (micro-steps counted), or a rank's share of it: equal parts, in order of rank.
+
+        A pure function of the data's seed and these numbers: resuming and the number of ranks change nothing.
+        """
+        ...
+
+    def validation(self) -> Iterator[Batch]:
+        """Yields the same batches at each call."""
+        ...

@@ -1,0 +1,141 @@
+"""The cross-entropy of a model's head over its vocabulary, computed in chunks of rows.
+
+The logits of a step, tokens times vocabulary, are often its largest tensor. Here the head runs on a chunk of rows at a
+time, and the chunk's gradients are computed at once: no logits outlive their chunk, and nothing is computed twice.
+
+Shapes: rows N = B*T with a target, model width M, vocabulary V.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from asbuilt.nn.model import Model
+from asbuilt.train.batch import IGNORED, Batch
+
+Scores = Callable[[Tensor], Tensor]
+CHUNK = 1 << 24  # logits of one chunk, unless its rows are given: 64 MiB in float32
+
+
+class Loss(NamedTuple):
+    """Sums over the targets of a batch: what is differentiated, and its cross-entropy alone, in nats."""
+
+    total: Tensor
+    nats: Tensor
+
+
+def loss_of(model: Model, batch: Batch, *, z: float = 0.0, rows: int | None = None) -> Loss:
+    """Returns the summed loss of a batch, in chunks of so many of its targets, by default of 2^24 logits."""
+    with headless(model):
+        x_BTM = model(batch.ids, **batch.inputs)
+    x_NM, targets_N = x_BTM.flatten(0, -2), batch.targets.flatten()
+    if batch.counted < len(targets_N):
+        kept_N = targets_N != IGNORED
+        x_NM, targets_N = x_NM[kept_N], targets_N[kept_N]
+    rows = rows or max(1, CHUNK // model.spec.n_vocab)
+    return cross_entropy(model.scores, x_NM, targets_N, head_parameters(model), z=z, rows=rows)
+
+
+def cross_entropy(
+    scores: Scores,
+    x_NM: Tensor,
+    targets_N: Tensor,
+    parameters: Sequence[nn.Parameter],
+    *,
+    z: float = 0.0,
+    rows: int,
+) -> Loss:
+    """Returns sum_n (ln Z_n - l_n[target]) + z (ln Z_n)^2 of logits l = scores(x), Z = sum of e^l.
+
+    The z-loss keeps ln Z near 0 (Chowdhery et al. 2022, arXiv 2204.02311, section 5). `parameters` are all that
+    `scores` uses; `rows` is the size of a chunk; a single one is differentiated by autograd as usual.
+    """
+    if not torch.is_grad_enabled() or len(x_NM) <= rows:
+        return _summed([_measured(scores(x), t, z) for x, t in _chunks(x_NM, targets_N, rows)], x_NM)
+    used = [one for one in parameters if one.requires_grad]
+    return Loss(*ChunkedLoss.apply(scores, targets_N, z, rows, used, x_NM, *used))
+
+
+@contextmanager
+def headless(model: Model) -> Iterator[None]:
+    """Within it the model's `forward` ends with the normalised stream."""
+    model.without_head = True
+    try:
+        yield
+    finally:
+        model.without_head = False
+
+
+def head_parameters(model: Model) -> list[nn.Parameter]:
+    """Returns the parameters that the head may use: its own, and those of the embedding."""
+    held = () if model.head is None else model.head.parameters()
+    return list(dict.fromkeys([*held, *model.embedding.parameters()]))
+
+
+def _chunks(x_NM: Tensor, targets_N: Tensor, rows: int) -> Iterator[tuple[Tensor, Tensor]]:
+    for start in range(0, len(x_NM), rows):
+        yield x_NM[start : start + rows], targets_N[start : start + rows]
+
+
+def _measured(logits_NV: Tensor, targets_N: Tensor, z: float) -> Loss:
+    """Returns the sums of one chunk, computed in float32 or wider."""
+    wide_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
+    if z == 0.0:
+        nats = F.cross_entropy(wide_NV, targets_N, reduction="sum")
+        return Loss(nats, nats.detach())
+    log_z_N = wide_NV.logsumexp(-1)
+    nats = (log_z_N - wide_NV.gather(-1, targets_N[:, None])[:, 0]).sum()
+    return Loss(nats + z * log_z_N.square().sum(), nats.detach())
+
+
+def _summed(losses: list[Loss], x_NM: Tensor) -> Loss:
+    if not losses:  # no target: a sum of nothing, which still has a gradient
+        return Loss(x_NM.sum() * 0.0, x_NM.new_zeros(()))
+    if len(losses) == 1:
+        return losses[0]
+    return Loss(torch.stack([one.total for one in losses]).sum(), torch.stack([one.nats for one in losses]).sum())
+
+
+class ChunkedLoss(torch.autograd.Function):
+    """Both sums, with the gradients of each chunk computed in the forward pass, and scaled in the backward pass."""
+
+    @staticmethod
+    def forward(  # noqa: D102
+        ctx: Any,  # noqa: ANN401
+        scores: Scores,
+        targets_N: Tensor,
+        z: float,
+        rows: int,
+        used: list[nn.Parameter],
+        x_NM: Tensor,
+        *parameters: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        dx_NM, sums = torch.empty_like(x_NM), []
+        held: list[Tensor | None] = [None] * len(used)
+        for (x, targets), dx in zip(_chunks(x_NM, targets_N, rows), dx_NM.split(rows), strict=True):
+            piece = x.detach().requires_grad_()
+            with torch.enable_grad():
+                loss = _measured(scores(piece), targets, z)
+                found, *more = torch.autograd.grad(loss.total, [piece, *used], allow_unused=True)
+            dx.copy_(found)
+            held = [
+                new if old is None else old if new is None else old.add_(new)
+                for old, new in zip(held, more, strict=True)
+            ]
+            sums.append(Loss(loss.total.detach(), loss.nats))
+        ctx.save_for_backward(dx_NM, *held)
+        total, nats = _summed(sums, x_NM)
+        ctx.mark_non_differentiable(nats)
+        return total, nats
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, d: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401, D102  # pyright: ignore[reportIncompatibleMethodOverride]
+        dx_NM, *held = ctx.saved_tensors
+        return (None,) * 5 + (dx_NM * d, *(None if one is None else one * d for one in held))

@@ -1,0 +1,180 @@
+"""The settings of a run: what a recipe says, each with its default. Nothing here imports torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from asbuilt.errors import InputError, one_of
+from asbuilt.spec.part import Role
+
+Name = Literal["adamw", "adafactor", "muon", "sgd"]
+NAMES: tuple[Name, ...] = get_args(Name)
+Precision = Literal["fp32", "bf16"]
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+Checkpointing = Literal["none", "selective", "full"]
+CHECKPOINTING: tuple[Checkpointing, ...] = get_args(Checkpointing)
+ROLES: tuple[Role, ...] = get_args(Role)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """Which optimizer, and its numbers; those that it does not have are left unused."""
+
+    name: Name = "adamw"
+    """adamw, adafactor, sgd, or muon: Muon for the matrices of the blocks and AdamW for all else."""
+    lr: float = 1e-3
+    """Peak learning rate, which the schedule multiplies."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's decay of both moments; the first is SGD's momentum."""
+    eps: float = 1e-8
+    """Added to AdamW's denominator."""
+    weight_decay: float = 0.1
+    """Decoupled weight decay, times the learning rate, of the weights that have it."""
+    decayed: tuple[Role, ...] = ("matrix",)
+    """Roles of the weights that have weight decay: matrix, table, gain, bias."""
+    muon_lr: float = 0.02
+    """Muon's peak learning rate; 0.02 suits its orthogonal updates."""
+    clip: float = 1.0
+    """Gradients of a larger norm are scaled to this one; 0 never clips."""
+
+    def __post_init__(self) -> None:
+        if self.name not in NAMES:
+            raise InputError(field="optimizer.name", value=self.name, allowed=one_of(NAMES))
+        for role in self.decayed:
+            if role not in ROLES:
+                raise InputError(field="optimizer.decayed", value=role, allowed=one_of(ROLES))
+        for name in ("lr", "muon_lr", "eps", "weight_decay", "clip"):
+            value = getattr(self, name)
+            if not 0.0 <= value < 1e6:
+                raise InputError(field=f"optimizer.{name}", value=value, allowed="a number of at least 0")
+        if len(self.betas) != 2 or not all(0.0 <= beta < 1.0 for beta in self.betas):
+            raise InputError(field="optimizer.betas", value=self.betas, allowed="two numbers from 0 to below 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """What is trained: a `source`, or the keys of a `config`; one of the two."""
+
+    source: str = ""
+    """A config.json, a spec, a checkpoint folder, or a catalogue name."""
+    weights: bool = False
+    """Whether training starts from the source's weights, rather than from random ones."""
+    std: float = 0.02
+    """Standard deviation of random matrices and tables; those that write to the stream have std / sqrt(2 layers)."""
+    config: dict[str, Any] = field(default_factory=dict)
+    """Keys of a config.json, with its model_type; vocab_size may be left out, it is then that of the tokenizer."""
+
+    def __post_init__(self) -> None:
+        if bool(self.source) == bool(self.config):
+            both = "both are given" if self.source else "missing"
+            raise InputError(both, field="model", allowed="a source, or a config with a model_type")
+        if self.weights and not self.source:
+            raise InputError("a config has no weights", field="model.weights", value=True, fix="give model.source")
+        require_from("model.std", self.std, 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """A text, in memory, and how it is cut into sequences."""
+
+    text: str = ""
+    """A text file, UTF-8; must be given."""
+    tokenizer: str = "characters"
+    """characters: one token for each that occurs; bytes: 256 tokens; or a tokenizer.json, or a folder with one."""
+    context: int = 256
+    """Tokens of a sequence."""
+    batch: int = 16
+    """Sequences of a micro-batch."""
+    validation: float = 0.1
+    """Fraction of the text, at its end, that is only validated on."""
+
+    def __post_init__(self) -> None:
+        require_from("data.context", self.context, 1)
+        require_from("data.batch", self.batch, 1)
+        if not 0.0 <= self.validation < 1.0:
+            raise InputError(field="data.validation", value=self.validation, allowed="a number from 0 to below 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """How the gradient of a step is computed."""
+
+    accumulate: int = 1
+    """Micro-batches of a step."""
+    z_loss: float = 0.0
+    """Weight of (ln Z)^2 in the loss; 1e-4 is usual."""
+    loss_rows: int = 0
+    """Targets whose logits are held at once; 0 for as many as have 2^24 logits."""
+    precision: Precision = "fp32"
+    """Dtype of products: fp32, or bf16 by autocast, with weights and optimizer state in fp32."""
+    checkpointing: Checkpointing = "none"
+    """Activation checkpointing: none, selective or full."""
+
+    def __post_init__(self) -> None:
+        require_from("step.accumulate", self.accumulate, 1)
+        require_from("step.loss_rows", self.loss_rows, 0)
+        require_from("step.z_loss", self.z_loss, 0.0)
+        require_among("step.precision", self.precision, PRECISIONS)
+        require_among("step.checkpointing", self.checkpointing, CHECKPOINTING)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experts:
+    """What keeps the experts of a mixture in equal use; all off by default."""
+
+    auxiliary: float = 0.0
+    """Weight of the auxiliary loss, E * sum_e f_e p_e for each router: 1 if balanced, E if one expert has all."""
+    z_loss: float = 0.0
+    """Weight of the routers' z-loss, the mean of (ln sum e^logits)^2."""
+    bias_rate: float = 0.0
+    """Step of a router's correction after each step: up for experts with fewer tokens than the mean, else down."""
+
+    def __post_init__(self) -> None:
+        for name in ("auxiliary", "z_loss", "bias_rate"):
+            require_from(f"experts.{name}", getattr(self, name), 0.0)
+
+    @property
+    def on(self) -> bool:
+        """Whether anything is."""
+        return bool(self.auxiliary or self.z_loss or self.bias_rate)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loop:
+    """How long, and what is written when."""
+
+    steps: int = 1000
+    """Steps of the whole run."""
+    seed: int = 1
+    """Seed of the weights and of the order of the data."""
+    out: str = "run"
+    """Folder of the run: checkpoints, log.jsonl, recipe.toml and the exported model."""
+    log_every: int = 10
+    """Steps between lines of the log."""
+    validate_every: int = 250
+    """Steps between validations; 0 for one at the end."""
+    save_every: int = 500
+    """Steps between checkpoints; 0 for one at the end."""
+    keep: int = 2
+    """Checkpoints that are kept, the newest."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("steps", 1), ("seed", 0), ("log_every", 1), ("keep", 1)):
+            require_from(f"run.{name}", getattr(self, name), least)
+        for name in ("validate_every", "save_every"):
+            require_from(f"run.{name}", getattr(self, name), 0)
+        if not self.out:
+            raise InputError("missing", field="run.out", allowed="a folder")
+
+
+def require_from(field: str, value: float, least: float) -> None:
+    """Raises InputError unless the number is at least this."""
+    if not least <= value < 2**63:
+        raise InputError(field=field, value=value, allowed=f"a number of at least {least:g}")
+
+
+def require_among(field: str, value: object, allowed: tuple[object, ...]) -> None:
+    """Raises InputError unless the value is one of these."""
+    if value not in allowed:
+        raise InputError(field=field, value=value, allowed=one_of(allowed))

@@ -1,0 +1,117 @@
+"""One training step: gradients of all its batches, clipped, then the optimizer.
+
+The loss of a step is the mean over all its targets, however they are divided into batches: each batch's sum is divided
+by the number of targets of the whole step, so that accumulation equals one large batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+
+from asbuilt.nn.model import Model
+from asbuilt.train.batch import Batch
+from asbuilt.train.experts import Routing
+from asbuilt.train.loss import loss_of
+from asbuilt.train.optimizer import Optimizers, trainable
+from asbuilt.train.settings import Experts
+
+DENSE = Experts()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stepped:
+    """What a step gives: the mean loss before its update in nats per target, the gradient's norm, and its targets.
+
+    `fullest` is the load of a router's fullest expert relative to the mean, averaged over the routers; None without
+    experts. `auxiliary` is the mean auxiliary loss, unweighted.
+    """
+
+    loss: float
+    gradient_norm: float
+    tokens: int
+    fullest: float | None = None
+    auxiliary: float | None = None
+
+
+class NotFinite(ArithmeticError):
+    """The loss or a gradient is NaN or infinite; `tensor` is the first tensor that is. Nothing was updated."""
+
+    def __init__(self, tensor: str, loss: float) -> None:
+        super().__init__(f"{tensor} is not finite (loss {loss})")
+        self.tensor, self.loss = tensor, loss
+
+
+def train_step(
+    model: Model,
+    batches: Sequence[Batch],
+    optimizer: Optimizers,
+    *,
+    factor: float = 1.0,
+    clip: float = 0.0,
+    z: float = 0.0,
+    rows: int | None = None,
+    autocast: torch.dtype | None = None,
+    experts: Experts = DENSE,
+) -> Stepped:
+    """Updates the model by the gradient of the batches' mean loss; raises NotFinite before an update that is not.
+
+    `factor` multiplies the learning rates, `clip` limits the norm of the gradient, `z` weighs the z-loss, `rows` are
+    those of a chunk of the loss, and products run in `autocast`, while weights keep their dtype. The losses of
+    `experts` are means over the tokens of each batch, which they weigh by its targets.
+    """
+    counted = sum(batch.counted for batch in batches)
+    optimizer.zero_grad()
+    nats = torch.zeros((), device=model.device)
+    routing = Routing(model, experts)
+    for batch in batches:
+        with casting(model, autocast), routing:
+            loss = loss_of(model, batch, z=z, rows=rows)
+        total = loss.total / max(1, counted)
+        more = routing.loss(batch.counted / max(1, counted))
+        (total if more is None else total + more).backward()
+        nats += loss.nats
+    held = optimizer.parameters
+    norm = torch.nn.utils.get_total_norm([one.grad for one in held if one.grad is not None], foreach=True)
+    loss, size = float(nats) / max(1, counted), float(norm)
+    if not (abs(loss) < float("inf") and size < float("inf")):
+        raise NotFinite(first_not_finite(model), loss)
+    if 0.0 < clip < size:
+        torch.nn.utils.clip_grads_with_norm_(held, clip, norm, foreach=True)
+    optimizer.step(factor)
+    routing.correct()
+    fullest, auxiliary = routing.fullest, routing.auxiliary
+    return Stepped(loss=loss, gradient_norm=size, tokens=counted, fullest=fullest, auxiliary=auxiliary)
+
+
+def casting(model: Model, dtype: torch.dtype | None) -> AbstractContextManager[object]:
+    """Returns the context in which products run in `dtype`; None for that of the weights."""
+    return nullcontext() if dtype is None else torch.autocast(model.device.type, dtype)
+
+
+def first_not_finite(model: Model) -> str:
+    """Returns the path of the first weight that is not finite, else of the first such gradient, else "the loss"."""
+    held = trainable(model)
+    for path, parameter, *_ in held:
+        if not bool(parameter.isfinite().all()):
+            return path
+    for path, parameter, *_ in held:
+        if parameter.grad is not None and not bool(parameter.grad.isfinite().all()):
+            return f"the gradient of {path}"
+    return "the loss"
+
+
+@torch.no_grad()
+def evaluate(
+    model: Model, batches: Sequence[Batch], *, rows: int | None = None, autocast: torch.dtype | None = None
+) -> float:
+    """Returns the mean cross-entropy of all targets, in nats."""
+    total, counted = 0.0, 0
+    for batch in batches:
+        with casting(model, autocast):
+            total += float(loss_of(model, batch, rows=rows).nats)
+        counted += batch.counted
+    return total / max(1, counted)

@@ -1,0 +1,171 @@
+"""Next-token batches of one text in memory, and the tokenizer that cuts it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from asbuilt.errors import InputError
+from asbuilt.files import read_regular
+from asbuilt.text.tokenizer import BYTE_OF, TOKENIZER, Tokenizer
+from asbuilt.train.batch import Batch
+from asbuilt.train.settings import Data as Settings
+
+LARGEST = 1 << 30  # bytes of a text in memory
+LARGEST_TOKENIZER = 1 << 27
+VALIDATED = 64  # sequences of a batch of validation
+CHARACTER_OF = {byte: character for character, byte in BYTE_OF.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vocabulary:
+    """A tokenizer for training: how many tokens it has, its tokenizer.json, and the ids of the text that it cut."""
+
+    n_vocab: int
+    document: dict[str, Any]
+    ids: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextData:
+    """Sequences of `context` tokens at random places of a text, and the next token of each as its target.
+
+    The places of a batch depend on the seed and its number alone. Validation reads the text's end in sequences side by
+    side.
+    """
+
+    ids: Tensor
+    """Token ids of the training text, (n,)."""
+    held_out: Tensor
+    """Token ids of the validation text, (m,)."""
+    context: int
+    """Tokens of a sequence."""
+    batch_size: int
+    """Sequences of a batch, over all ranks."""
+    seed: int
+    """Seed of the places."""
+
+    def batch(self, step: int, rank: int = 0, ranks: int = 1) -> Batch:
+        """Returns the batch of this number, or a rank's share."""
+        starts_B = torch.randint(len(self.ids) - self.context, (self.batch_size,), generator=drawing(self.seed, step))
+        return self._cut(self.ids, starts_B.chunk(ranks)[rank])
+
+    def validation(self) -> Iterator[Batch]:
+        """Yields the validation text, without a last part shorter than a sequence."""
+        for starts_B in torch.arange(0, len(self.held_out) - self.context, self.context).split(VALIDATED):
+            yield self._cut(self.held_out, starts_B)
+
+    def _cut(self, ids: Tensor, starts_B: Tensor) -> Batch:
+        places_BT = starts_B[:, None] + torch.arange(self.context)
+        return Batch(ids=ids[places_BT], targets=ids[places_BT + 1])
+
+
+def drawing(seed: int, step: int) -> torch.Generator:
+    """Returns the generator of one step's draws: different for each seed and step, and the same everywhere."""
+    digest = hashlib.sha256(f"{seed} {step}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+
+
+def text_data(settings: Settings, seed: int) -> tuple[TextData, Vocabulary]:
+    """Returns the data of a text file; raises InputError for one that is empty, binary or too short."""
+    if not settings.text:
+        raise InputError("missing", field="data.text", allowed="a text file", fix="add data.text=FILE")
+    vocabulary = vocabulary_of(settings, _text(Path(settings.text)))
+    ids = vocabulary.ids
+    train = len(ids) - int(len(ids) * settings.validation)
+    least = settings.context + 1
+    for part, found in (("training", train), ("validation", len(ids) - train)):
+        if found < least and (part == "training" or settings.validation > 0):
+            raise InputError(
+                f"the {part} part of the text has {found} tokens",
+                field="data.context",
+                value=settings.context,
+                allowed=f"at most {max(0, found - 1)}",
+                fix="" if part == "training" else "or data.validation=0 to validate on nothing",
+            )
+    made = TextData(
+        ids=ids[:train], held_out=ids[train:], context=settings.context, batch_size=settings.batch, seed=seed
+    )
+    return made, vocabulary
+
+
+def _text(path: Path) -> str:
+    raw = read_regular(path, LARGEST, "data.text")
+    if not raw.strip():
+        raise InputError("the text is empty", field="data.text", value=str(path))
+    try:
+        if b"\0" in raw:
+            raise InputError("not a text: it has null bytes", field="data.text", value=str(path))
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"not UTF-8: {error.reason} at byte {error.start}", field="data.text", value=str(path)
+        ) from error
+
+
+def vocabulary_of(settings: Settings, text: str) -> Vocabulary:
+    """Returns the ids of the text by the tokenizer of the settings."""
+    if settings.tokenizer == "characters":
+        known = sorted(set(text))
+        place = {character: i for i, character in enumerate(known)}
+        document, ids = _document(known), torch.tensor([place[character] for character in text])
+        return Vocabulary(n_vocab=len(document["model"]["vocab"]), document=document, ids=ids)
+    if settings.tokenizer == "bytes":
+        raw = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).long()
+        characters = [CHARACTER_OF[byte] for byte in range(256)]
+        return Vocabulary(n_vocab=256, document=_byte_level(characters, []), ids=raw)
+    path = Path(settings.tokenizer)
+    file = path / TOKENIZER if path.is_dir() else path
+    document = json.loads(read_regular(file, LARGEST_TOKENIZER, "data.tokenizer"))
+    tokenizer = Tokenizer.from_file(file.parent)
+    ids = torch.tensor(tokenizer.encode(text))
+    return Vocabulary(n_vocab=tokenizer.n_vocab, document=document, ids=ids)
+
+
+def _document(known: list[str]) -> dict[str, Any]:
+    """Returns the tokenizer.json whose tokens are these characters, in order, each built from its bytes.
+
+    Bytes alone come after them, where a character of several needs them: no text has them as tokens.
+    """
+    spelt = ["".join(CHARACTER_OF[byte] for byte in character.encode()) for character in known]
+    tokens, merges = list(spelt), []
+    for whole in spelt:
+        for n in range(1, len(whole)):
+            merges.append((whole[:n], whole[n]))
+            tokens += [whole[:n], whole[n]]
+    return _byte_level(list(dict.fromkeys(tokens)), list(dict.fromkeys(merges)))
+
+
+def _byte_level(tokens: list[str], merges: list[tuple[str, str]]) -> dict[str, Any]:
+    """Returns a tokenizer.json of byte-level BPE that cuts a text at every character first."""
+    each = {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": False}
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [each, level]},
+        "post_processor": None,
+        "decoder": level,
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": False,
+            "vocab": {token: i for i, token in enumerate(tokens)},
+            "merges": [list(pair) for pair in merges],
+        },
+    }

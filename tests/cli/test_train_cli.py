@@ -1,0 +1,49 @@
+"""`asbuilt train` on the command line."""
+
+from __future__ import annotations
+
+import json
+import random
+import tomllib
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from asbuilt.cli.main import cli
+
+TINY = ["model.config.n_layer=1", "model.config.n_embd=8", "model.config.n_head=2", "data.context=4", "data.batch=2"]
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> list[str]:
+    (tmp_path / "text.txt").write_text("".join(random.choices("abc ", k=200)))
+    return ["train", "characters", *TINY, f"data.text={tmp_path / 'text.txt'}", f"run.out={tmp_path / 'out'}"]
+
+
+def test_a_run_prints_one_document(words: list[str], tmp_path: Path) -> None:
+    ran = CliRunner().invoke(cli, [*words, "run.steps=4", "--json"])
+    assert ran.exit_code == 0, ran.stderr
+    told = json.loads(ran.stdout)
+    assert (told["steps"], told["tokens"], told["model"]) == (4, 4 * 8, str(tmp_path / "out" / "model"))
+    assert "step 4/4: loss" in ran.stderr
+    assert "step 4/4: validation loss" in ran.stderr
+    again = CliRunner().invoke(cli, [*words, "run.steps=4", "--json", "--resume"])
+    assert json.loads(again.stdout)["validation"] == told["validation"]
+    refused = CliRunner().invoke(cli, [*words, "run.steps=4"])
+    assert refused.exit_code == 2
+    assert "run.out: already exists" in refused.stderr
+
+
+def test_show_is_the_recipe_and_trains_nothing(words: list[str], tmp_path: Path) -> None:
+    shown = CliRunner().invoke(cli, [*words, "--show"])
+    document = CliRunner().invoke(cli, [*words, "--show", "--json"])
+    assert tomllib.loads(shown.stdout) == json.loads(document.stdout)
+    assert tomllib.loads(shown.stdout)["data"]["batch"] == 2
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_wrong_key_is_one_message() -> None:
+    ran = CliRunner().invoke(cli, ["train", "characters", "optimizer.rl=1"])
+    assert ran.exit_code == 2
+    assert "optimizer.rl: unknown key" in ran.stderr
