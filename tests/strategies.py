@@ -1781,8 +1781,8 @@ def ears(draw: DrawFn, d_text: int, place: int, *, any_length: bool) -> Hearing:
 def grid_convolutions(draw: DrawFn, d_in: int, d_out: int | None = None, stride: int | None = None) -> GridConvolution:
     """A convolution over a grid, of whole vectors or of channels apart."""
     apart = d_out in (None, d_in) and draw(st.booleans())
-    out = d_in if apart else d_out or draw(st.integers(1, 4))
-    kernel = draw(st.integers(1 if stride in (None, 1) else 2, 3))
+    out = d_in if apart else d_out or draw(st.integers(2, 4))
+    kernel = draw(st.integers(2 if apart or stride == 2 else 1, 3))
     return GridConvolution(
         d_in=d_in,
         d_out=out,
@@ -1798,7 +1798,7 @@ def grid_convolutions(draw: DrawFn, d_in: int, d_out: int | None = None, stride:
 @st.composite
 def networks(draw: DrawFn, d_model: int) -> ConvolvedPatches:
     """A network over images of 8 pixels a side, of two to four blocks."""
-    channels, width = draw(st.integers(1, 3)), draw(st.integers(1, 4))
+    channels, width = draw(st.integers(2, 3)), draw(st.integers(2, 4))
     norm = RMSNorm(d=width, eps=draw(EPS))
     stem = PixelConvolution(d_in=channels, d_out=width, kernel=3, stride=draw(st.integers(1, 2)), norm=norm)
     made: list[InvertedResidual | GridAttention] = []

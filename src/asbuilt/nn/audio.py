@@ -98,7 +98,7 @@ class MelSubsampling(PartModule):
         """Returns the frames normalised, each by itself or, `cumulative`, by all up to it, in float32 or wider."""
         if not self.part.cumulative:
             return F.layer_norm(x_BNFC, x_BNFC.shape[-1:], gain_C, None, self.part.eps)
-        wide_BNFC = x_BNFC.to(torch.promote_types(x_BNFC.dtype, torch.float32))
+        wide_BNFC = x_BNFC.contiguous().to(torch.promote_types(x_BNFC.dtype, torch.float32))
         each = x_BNFC.shape[2] * x_BNFC.shape[3]
         counts_N11 = each * torch.arange(1, x_BNFC.shape[1] + 1, device=x_BNFC.device)[:, None, None]
         centred_BNFC = wide_BNFC - wide_BNFC.sum((2, 3), keepdim=True).cumsum(1) / counts_N11

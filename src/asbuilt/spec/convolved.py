@@ -51,14 +51,15 @@ class GridConvolution(Part):
         require_sizes(self, "d_in", "d_out", "kernel", "stride")
         require(self, "kernel", self.kernel <= MOST_TAPS, f"at most {MOST_TAPS}")
         require_flags(self, "apart", "bias", "activated")
-        require(self, "apart", not self.apart or self.d_in == self.d_out, "false beside d_out other than d_in")
+        several = self.d_in == self.d_out and self.kernel > 1
+        require(self, "apart", several or not self.apart, "false beside d_out other than d_in, and for single vectors")
         require(self, "stride", self.stride <= self.kernel, f"at most kernel = {self.kernel}: others skip vectors")
         require(self, "norm", isinstance(self.norm, RMSNorm) and self.norm.d == self.d_out, f"of {self.d_out} numbers")
 
     @property
     def plain(self) -> bool:
         """Whether it is a linear map of each vector."""
-        return self.kernel == 1 and not self.apart
+        return self.kernel == 1
 
     def left(self, side: int) -> int:
         """Returns how many rows, and columns, are left of `side`."""

@@ -9,6 +9,8 @@ from asbuilt.kernels.memory.registry import Memory, Saved, memory, memory_of
 from asbuilt.spec.convolved import ConvolvedPatches, GridAttention, GridConvolution, InvertedResidual
 from asbuilt.spec.part import Pass
 
+BLOCK = 16  # channels that the library convolves together
+
 
 @memory_of(GridConvolution)
 class GridConvolutionMemory(Memory[GridConvolution]):
@@ -31,11 +33,17 @@ class GridConvolutionMemory(Memory[GridConvolution]):
         return (Saved(name=name, size=size), *read)
 
     def peak_bytes(self, run: Pass) -> int:
-        """What is convolved, its result and the library's copy of it; or the result and its norm."""
-        made = self._made(run)
-        norm = memory(self.part.norm).peak_bytes(self.part.child_run("norm", run))
-        copies = 1 if self.part.plain else 2
-        return max((self._edged(run) + copies * made) * run.width, made * run.width + norm, 2 * made * run.width)
+        """What is convolved, its result, and the library's copy of the larger of both; or the result and its norm."""
+        part, made, edged = self.part, self._made(run), self._edged(run)
+        norm = memory(part.norm).peak_bytes(part.child_run("norm", run))
+        read, out = (edged or run.rows * part.d_in) // part.d_in, made // part.d_out
+        copied = 0 if part.plain else max(read * blocked(part.d_in), out * blocked(part.d_out))
+        return max((edged + made + copied) * run.width, made * run.width + norm, 2 * made * run.width)
+
+
+def blocked(channels: int) -> int:
+    """Returns the channels of the library's copy of a grid, which come in blocks."""
+    return -(-channels // BLOCK) * BLOCK
 
 
 @memory_of(InvertedResidual)
