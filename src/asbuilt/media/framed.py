@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -140,9 +141,7 @@ class FramedLogMel:
         heard = samples[:MOST_SAMPLES].to(torch.float32) * self.gain
         padded = torch.nn.functional.pad(heard, self._padding(len(heard)))
         frames = self._emphasised(padded.unfold(0, self.window + 1, self.hop)[:count])
-        window = torch.hann_window(self.window, dtype=torch.float64).to(torch.float32)
-        windowed = frames * window
-        magnitudes = torch.fft.rfft(windowed.to(torch.float64), n=self.n_fft).abs()
+        magnitudes = self._magnitudes(frames * self._window())
         bands = magnitudes @ self.filters()
         log = (bands.clamp(min=self.floor) if self.floored else bands + self.floor).log()
         if self.mean is not None:
@@ -150,6 +149,23 @@ class FramedLogMel:
         if self.spread is not None:
             log = log / torch.tensor(self.spread, dtype=torch.float64)
         return log.to(torch.float32).T[None].contiguous()
+
+    def _window(self) -> Tensor:
+        """Returns the factors of a window's samples, in float32; of `floored` magnitudes they are computed in it."""
+        if not self.floored:
+            return torch.hann_window(self.window, dtype=torch.float64).to(torch.float32)
+        turns = 2 * np.pi * np.arange(self.window, dtype=np.float32) / self.window
+        return torch.from_numpy((0.5 * (1 - np.cos(turns))).astype(np.float32))
+
+    def _magnitudes(self, windowed: Tensor) -> Tensor:
+        """Returns those of each frame's frequencies, in float64.
+
+        Where they are `floored` they are transformed in float32, as NumPy does it: its rounding errors are what is left
+        of faint frequencies, and logarithms show them.
+        """
+        if not self.floored:
+            return torch.fft.rfft(windowed.to(torch.float64), n=self.n_fft).abs()
+        return torch.from_numpy(np.abs(np.fft.rfft(windowed.numpy(), n=self.n_fft, axis=-1))).to(torch.float64)
 
     def _emphasised(self, frames: Tensor) -> Tensor:
         """Returns each window's samples, of one sample more, less a share of the one before."""

@@ -34,7 +34,7 @@ class GridConvolution(Part):
     """Width of the vectors that are read."""
     d_out: int
     """Width of the output."""
-    kernel: int = 1
+    kernel: int
     """Vectors per side that an output depends on."""
     stride: int = 1
     """Rows, and columns, of which one is computed."""
