@@ -71,6 +71,10 @@ WRITTEN = {
     "diff": {"text": "An as-built drawing records what was really built.", "tolerance": 1e-4},
     "measure": {"dtype": "auto", "tokens": 8192},
     "embed": {},
+    "train": {},
+    "tokenizer train": {"pattern": "gpt2", "sentinels": 0, "min_count": 2, "field": "text"},
+    "tokenizer compare": {},
+    "tokenizer cut": {},
     "models": {},
     "machines": {},
 }

@@ -34,6 +34,7 @@ WORDS = {
     "measure": ("gpt2",),
     "diff": ("gpt2", "gpt2"),
     "embed": ("gpt2", "x"),
+    "train": ("characters",),
 }
 
 

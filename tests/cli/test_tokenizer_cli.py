@@ -145,7 +145,7 @@ def test_compared_by_kind_of_text(run: Run, text: Path, two: list[Path]) -> None
     assert re.search(r"text +bytes +bytes +better +change better\n +prose +\d+ +1.00 +\d\.\d\d +[+-]\d+%", shown)
     assert len(re.findall(r"^  (prose|code|digits|telugu|chinese) ", shown, re.MULTILINE)) == 5
     assert "better: 330 tokens" in shown
-    refused(run("tokenizer", "compare", two[0], text), "some.txt")
+    refused(run("tokenizer", "compare", two[0], text), "must be a .json or .gguf file")
     refused(run("tokenizer", "compare", two[0], "--text", "x=none.txt"), "--text: cannot be read")
     refused(run("tokenizer", "compare", "gpt2"), "TOKENIZER: has no tokenizer")
 

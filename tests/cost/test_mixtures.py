@@ -10,7 +10,7 @@ from asbuilt import InputError, cost
 from asbuilt.catalog import find
 from asbuilt.cost.mixtures import MIXTURES
 from asbuilt.cost.mixtures import held as find_held
-from asbuilt.dtypes import BLOCKS
+from asbuilt.dtypes import GGUF_BLOCKS
 from asbuilt.families import llama, mixtral
 from asbuilt.packing import holding
 from asbuilt.spec import Model, Rotary, Router, weights
@@ -299,7 +299,7 @@ FALLBACKS = {
 }
 
 
-@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize("name", GGUF_BLOCKS)
 def test_rows_that_no_block_divides(name: str) -> None:
     bits = {n: 8 * float(cost.dtype(name).nbytes(Weight(shape=(3, n), role="matrix"))) / (3 * n) for n in (256, 96, 40)}
     assert bits[40] == 16

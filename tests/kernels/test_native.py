@@ -136,7 +136,12 @@ def test_a_product_is_that_of_inputs_rounded_twice(format: str, threads: int) ->
 @pytest.mark.parametrize("format", sorted(packed.EXPANDED))
 @pytest.mark.parametrize("threads", [1, 3])
 def test_many_rows_are_multiplied_in_float32(format: str, threads: int) -> None:
-    """By weights as they are expanded: what is left is float32's rounding, beside float64."""
+    """By weights as they are expanded: what is left is float32's rounding, beside float64.
+
+    Sums of up to 256 products, each rounded at up to the size of the sum: sixteen roundings at random, twice as many
+    without fused multiply-adds. NVFP4's and MXFP4's scales are drawn over many powers of two, so that one product may
+    be that large from the beginning on.
+    """
     torch.set_num_threads(threads)
     try:
         for tokens in (48, 53, 390, 800):
@@ -146,7 +151,7 @@ def test_many_rows_are_multiplied_in_float32(format: str, threads: int) -> None:
             x = torch.randn(tokens, inputs + 3)[:, 3:]
             (found,) = native.products(x, [(mixed(raw, format), format, bias)], native.ready(x))
             size = x.double().abs() @ dense.abs().T + 1
-            assert ((found - x.double() @ dense.T - bias).abs() / size).max() < 1e-6
+            assert ((found - x.double() @ dense.T - bias).abs() / size).max() < 2e-6
     finally:
         torch.set_num_threads(1)
 

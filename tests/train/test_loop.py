@@ -117,7 +117,7 @@ def test_what_a_run_refuses(tmp_path: Path) -> None:
     loop.run(made)
     with pytest.raises(InputError, match="already exists"):
         loop.run(made)
-    with pytest.raises(InputError, match=r"optimizer\.lr: the run has 0\.001"):
+    with pytest.raises(InputError, match=r"optimizer\.lr: the run has 0\.003"):
         loop.run(recipe(tmp_path, "run", "run.steps=3", "optimizer.lr=0.1"), resume=True)
     with pytest.raises(InputError, match="nothing to resume"):
         loop.run(recipe(tmp_path, "other"), resume=True)

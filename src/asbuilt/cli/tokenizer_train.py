@@ -27,12 +27,14 @@ ROOM = 1 << 20  # bytes that must be free; a vocabulary of 100,000 takes 5 MB
 @click.option("--pad", metavar="TOKEN", help="The control token that fills rows.")
 @click.option("--mask", metavar="TOKEN", help="The control token that hides another.")
 @click.option(
-    "--sentinels", type=click.IntRange(0, 1000), default=0, help="So many tokens <extra_id_0>, <extra_id_1> ..."
+    "--sentinels",
+    type=click.IntRange(0, 1000),
+    default=0,
+    show_default=True,
+    help="So many tokens <extra_id_0>, <extra_id_1> ...",
 )
 @click.option("--min-count", type=int, default=2, show_default=True, help="Merge pairs that occur as often or more.")
-@click.option(
-    "--files", metavar="GLOB", default="", help="Which files of folders; by default .txt .md .rst .py .jsonl."
-)
+@click.option("--files", metavar="GLOB", help="Which files of folders; by default .txt .md .rst .py .jsonl.")
 @click.option("--skip-binary", is_flag=True, help="Leave out files of folders that are not UTF-8 text.")
 @click.option("--field", default="text", show_default=True, help="The field of the text in lines of JSON (.jsonl).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a summary.")
@@ -48,7 +50,7 @@ def train(
     mask: str | None,
     sentinels: int,
     min_count: int,
-    files: str,
+    files: str | None,
     skip_binary: bool,
     field: str,
     as_json: bool,
@@ -70,7 +72,7 @@ def train(
     read, skipped = _Counted(), list[InputError]()
     began = time.perf_counter()
     with aside(out, ROOM) as partial:
-        names = sources.files(texts, files, skipped.append if skip_binary else None)
+        names = sources.files(texts, files or "", skipped.append if skip_binary else None)
         made = training.train(
             (read(piece) for piece in sources.pieces(names, key=field, progress=Bar())),
             vocab_size,

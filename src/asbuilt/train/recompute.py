@@ -78,7 +78,7 @@ class Selection:
         known, seen = self.count, {False: 0, True: 0}
 
         def policy(at: Any, op: Any, *args: Any, **more: Any) -> CheckpointPolicy:  # noqa: ANN401
-            if op not in KEPT:
+            if op not in KEPT or not torch.is_grad_enabled():  # an indexer's scores may change in place
                 return CheckpointPolicy.PREFER_RECOMPUTE
             seen[at.is_recompute] += 1
             self.count = max(self.count, seen[False])

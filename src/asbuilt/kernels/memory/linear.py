@@ -41,7 +41,7 @@ class LinearMemory(MapMemory[Linear]):
 
 # Numbers that are dequantised at once: enough to amortise calls, few enough for a CPU cache.
 TILE = 1 << 19
-# Bytes per number while dequantising to float32, by format, as in kernels/packed.py.
+# Bytes per number while dequantising to float32, by format, as in kernels/blocks.py and kernels/codebooks.py.
 EXPANDING = {
     "q4_0": 5.01,
     "q4_1": 5.01,
@@ -54,6 +54,22 @@ EXPANDING = {
     "q5_k": 6.51,
     "q6_k": 6.26,
     "mxfp4": 8.01,
+    "nvfp4": 9.26,
+    "iq4_nl": 9.01,
+    "iq4_xs": 9.39,
+    "iq3_xxs": 12.26,
+    "iq3_s": 13.01,
+    "iq2_xxs": 12.26,
+    "iq2_xs": 13.01,
+    "iq2_s": 12.51,
+    "iq1_s": 8.78,
+    "iq1_m": 9.15,
+    "tq1_0": 8.04,
+    "tq2_0": 5.04,
+    "int4_zero": 5.01,
+    "int4_wide": 5.01,
+    "int8_wide": 4.2,
+    "nvfp4_wide": 9.26,
 }
 
 
