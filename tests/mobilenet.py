@@ -186,7 +186,6 @@ class Tower(PreTrainedModel):
     """The network as transformers wraps timm's."""
 
     config_class = Gemma3nVisionConfig
-    _no_split_modules = ()
 
     def __init__(self, config: Gemma3nVisionConfig) -> None:
         super().__init__(config)

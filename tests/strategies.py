@@ -164,6 +164,7 @@ from asbuilt.spec import Model as ModelSpec
 from asbuilt.spec.attention import order_matters
 from asbuilt.spec.delta_time_mixing import TARGETS as DELTA_TIME_TARGETS
 from asbuilt.spec.linear import Map, Mapped
+from asbuilt.spec.own_tokens import Through
 from asbuilt.spec.positions import rotaries_by_length
 from asbuilt.spec.vision import CLASS_TOKENS, READS
 
@@ -1839,6 +1840,9 @@ def networks(draw: DrawFn, d_model: int) -> ConvolvedPatches:
     )
 
 
+OWN: tuple[tuple[Through, int], ...] = (("vision", 0), ("hearing", 3))
+
+
 @st.composite
 def sensers(draw: DrawFn) -> VisionLanguageModel:
     """A model of texts with images through a network, and sounds, of both of which some token ids have own rows."""
@@ -1860,7 +1864,7 @@ def sensers(draw: DrawFn) -> VisionLanguageModel:
             d_model=text.d_model,
             norm=RMSNorm(d=wide[name], eps=draw(EPS)),
         )
-        for name, first in (("vision", 0), ("hearing", 3))
+        for name, first in OWN
     )
     vision = Vision(tower=tower, projector=seen, placeholder=1)
     hearing = replace(heard, projector=through, filled=draw(st.booleans()))

@@ -36,7 +36,7 @@ from asbuilt.nn.audio import Sounds
 
 RATE, NEW, PROMPT = 16000, 6, "as built"
 OWN = 6  # tokens of images, and as many of sounds, after the text's
-BANDS = {"feature_size": 9}
+BANDS: dict[str, Any] = {"feature_size": 9}
 OTHER: dict[str, Any] = {
     "feature_size": 20,
     "frame_length_ms": 25.0,

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from asbuilt.errors import InputError
 from asbuilt.nn.hearing import Heard, Hearing
 from asbuilt.nn.language_model import LanguageModel
+from asbuilt.nn.own_tokens import Mapped, OwnTokens
 from asbuilt.nn.registry import computes
 from asbuilt.nn.step import Step
-from asbuilt.nn.vision import Vision
+from asbuilt.nn.vision import MLPProjector, Vision
 from asbuilt.spec import vision_language_model as spec
 from asbuilt.spec.part import Kernel
 
@@ -75,8 +76,18 @@ class VisionLanguageModel(LanguageModel):
         heard = self.hearing.heard(audio, kernel)
         if not self.hearing.part.filled:
             return heard
-        own = next(one for one in self.own_tokens if one.part.through == "hearing")
-        return self.hearing.filled(heard, own.last(self.hearing.projector.mapped))
+        last_1M = next(own.last(mapped) for own, mapped in self.own() if own.part.through == "hearing")
+        return self.hearing.filled(heard, last_1M)
+
+    def own(self) -> list[tuple[OwnTokens, Mapped]]:
+        """Returns the tokens with rows of their own, each with what maps them."""
+        found = []
+        for own in self.own_tokens if self.spec.own_tokens else ():
+            assert isinstance(own, OwnTokens)
+            projector = self.get_submodule(f"{own.part.through}.projector")
+            assert isinstance(projector, MLPProjector)
+            found.append((own, projector.mapped))
+        return found
 
     def see_prefix(self, step: Step, prefix: tuple[int, ...]) -> None:
         """Lets the first `prefix` tokens of each row attend to each other; raises InputError where they may not."""
@@ -97,8 +108,8 @@ class VisionLanguageModel(LanguageModel):
         if self.hearing is not None:
             known_BT = self.hearing.without_placeholders(known_BT, self.spec.n_rows)
         x_BTM = self.embedding(known_BT, step)
-        for own in self.own_tokens if self.spec.own_tokens else ():
-            x_BTM = own(x_BTM, tokens_BT, self.get_submodule(f"{own.part.through}.projector").mapped)
+        for own, mapped in self.own():
+            x_BTM = own(x_BTM, tokens_BT, mapped)
         if self.hearing is not None and step.sounds_PM is not None:
             x_BTM = self.hearing.put(x_BTM, tokens_BT, Heard(step.sounds_PM, step.sounds))
         if step.images_NPM is not None:

@@ -37,7 +37,7 @@ class Hearing(Part):
         number = isinstance(self.placeholder, int) and not isinstance(self.placeholder, bool)
         require(self, "placeholder", number and self.placeholder >= 0, "a token id")
         require_flags(self, "filled")
-        single = embedding.any_length and len(self.projector.widths) == 2
+        single = isinstance(embedding, MelSubsampling) and len(self.projector.widths) == 2
         require(self, "filled", not self.filled or single, "false for sounds of one length, or through several maps")
         same = self.projector.d_in == self.tower.d_model
         require(self, "projector", same, f"d_in = {self.tower.d_model} as in the tower")

@@ -68,9 +68,13 @@ class VisionLanguageModel(LanguageModel):
             require(self, "own_tokens", after, f"ids one after the other, below {self.n_rows}")
             last = one.past
             through = getattr(getattr(self, one.through), "projector", None)
-            single = isinstance(through, MLPProjector) and len(through.widths) == 2 and not through.bias
-            normed = single and isinstance(through.post_norm, RMSNorm) and through.post_norm.gain == "none"
-            fits = normed and through.widths == (one.d_table, one.d_model)
+            fits = (
+                isinstance(through, MLPProjector)
+                and through.widths == (one.d_table, one.d_model)
+                and not through.bias
+                and isinstance(through.post_norm, RMSNorm)
+                and through.post_norm.gain == "none"
+            )
             allowed = f"{one.through} through one map from {one.d_table} to {self.d_model}, and an RMSNorm without gain"
             require(self, "own_tokens", fits and one.d_model == self.d_model, allowed)
         heard = any(one.through == "hearing" for one in found)
