@@ -189,7 +189,9 @@ def test_each_texts_images_are_its_own(spec: Model, images: int, padding: int) -
         whole = model(ids, **beside)
         each = {"images": 1, "audio": images}  # in a row of texts, or all one after the other
         one = {name: tensor[each[name] :] for name, tensor in beside.items()}
-        other = (spec.vision.placeholder + 1) % spec.n_vocab  # type: ignore[union-attr]
+        heard = spec.heard
+        taken = {spec.vision.placeholder, None if heard is None else heard.placeholder}  # type: ignore[union-attr]
+        other = next(token for token in range(spec.n_vocab) if token not in taken)
         padded = torch.cat((torch.full((1, padding), other), ids[1:]), 1)
         valid = torch.arange(padded.shape[1])[None] >= padding
         alone = model(padded, **one, valid_BT=valid)
