@@ -18,6 +18,7 @@ from asbuilt.checkpoint.save import save
 from asbuilt.cli.main import cli
 from asbuilt.kernels import native
 from asbuilt.measure import native_stacks, report, timing
+from asbuilt.measure.micro import Mixer
 from asbuilt.measure.native_stacks import Kind, Speeds, StackRates, head, layer, predicted_seconds, widths
 from asbuilt.measure.rates import TimeGrid
 from asbuilt.nn import build
@@ -33,7 +34,7 @@ def rates(bytes_per_number: float, start: float = 0.0) -> StackRates:
     return StackRates(LINE, PLANE, start, bytes_per_number)
 
 
-def of(format: str, mixer: str = "attention") -> Kind:
+def of(format: str, mixer: Mixer = "attention") -> Kind:
     return Kind(format, mixer)
 
 
@@ -98,7 +99,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("mixer", ["attention", "delta_net"])
 @pytest.mark.parametrize("format", ["q8_0", "fp32"])
 @pytest.mark.usefixtures("library")
-def test_stacks_are_timed_by_kind(format: str, mixer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stacks_are_timed_by_kind(format: str, mixer: Mixer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native_stacks, "MEMORY", 2**16)
     with torch.inference_mode():
         found = native_stacks.Pair(of(format, mixer), "fp32", (128, 256)).rates()

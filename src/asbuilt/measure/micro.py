@@ -15,6 +15,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -48,7 +49,6 @@ PROBE_PROMPT, PROBE_STEPS, PROBE_PREFILLS = 64, 32, 5
 KINDS = "decode", "prefill", "product"  # what a probe times in each dtype, besides reading memory
 # (layers, width) of the stacks whose steps are timed, from one that fits in cache to one that is read from memory.
 STACKS, STACK_STEPS = ((12, 256), (16, 512), (20, 768)), 16
-ATTENTION, DELTA_NET = "attention", "delta_net"  # mixers of stacks
 LEAST = 0.1  # the least fraction of a time that subtractions leave, since clocks and other processes add noise
 # Operands come in sequence from this many bytes: more than a process gets of most CPUs' caches.
 MEMORY = 300 * 2**20
@@ -61,6 +61,7 @@ ATTENTION = ((1, 2, 4, 16), (32, 128, 512), (32, 64, 128))
 ATTENTION_READ = ((1, 4, 16), (16, 256, 2048), (32, 128))
 GRIDS = {"vector": VECTOR, "matrix": MATRIX, "attention": ATTENTION, "attention_read": ATTENTION_READ}
 
+Mixer = Literal["attention", "delta_net"]  # of stacks
 Work = Callable[[], object]
 # The first of each is timed on large tensors too.
 LINES: dict[str, tuple[Callable[[Tensor], Tensor], ...]] = {
@@ -147,13 +148,13 @@ def _in_turn(calls: Sequence[Prepare], memory: _Memory, rounds: int, before: Pre
     return [lower_quartile(kept[1:]) for kept in times]
 
 
-def stack(layers: int = 12, width: int = 256, mixer: str = ATTENTION) -> Model:
+def stack(layers: int = 12, width: int = 256, mixer: Mixer = "attention") -> Model:
     """Returns a small model of the most common parts, so that products take the smaller share of its time."""
     heads, norm = width // 64, RMSNorm(d=width)
     body: Part = Attention(
         d_model=width, n_heads=heads, n_kv_heads=heads // 2, d_head=64, positions=Rotary(d_rotary=64)
     )
-    if mixer == DELTA_NET:
+    if mixer == "delta_net":
         body = GatedDeltaNet(
             d_model=width,
             n_key_heads=heads,

@@ -2,7 +2,7 @@
 
 seconds of a decode step = start + sum of layers t(bytes) + numbers of the head * seconds of one
 seconds of a prefill = start + sum of layers t(tokens, numbers) + the head of one token
-t of each mixer and format of weights is interpolated between stacks; a layer of several formats takes of each its share.
+t of each mixer and format is interpolated between stacks; a layer of several formats takes of each its share.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from asbuilt.kernels.native import INTERLEAVED
 from asbuilt.kernels.packed import linear
 from asbuilt.measure import timing
 from asbuilt.measure.calibrate import DRIFT, LOOKS
-from asbuilt.measure.micro import ATTENTION, DELTA_NET, stack
+from asbuilt.measure.micro import Mixer, stack
 from asbuilt.measure.rates import DTYPES, TimeGrid, lower_quartile
 from asbuilt.measure.run import decode_seconds, prefill_seconds
 from asbuilt.nn.build import build, interleave
@@ -45,10 +45,10 @@ class Kind(NamedTuple):
     """What layers are timed apart for: the format of their weights, and their mixer."""
 
     format: str
-    mixer: str
+    mixer: Mixer
 
     def __str__(self) -> str:
-        return self.format if self.mixer == ATTENTION else f"{self.format}, {self.mixer}"
+        return self.format if self.mixer == "attention" else f"{self.format}, {self.mixer}"
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ def _filled(described: spec.Model, dtype: str) -> Model:
 def layer(described: spec.Model, i: int, dtype: str) -> dict[Kind, int]:
     """Returns how many numbers of matrices block i holds, by format, as of its mixer."""
     mixers = (branch.body for branch in described.blocks[i].branches)
-    mixer = DELTA_NET if any(isinstance(body, GatedDeltaNet) for body in mixers) else ATTENTION
+    mixer: Mixer = "delta_net" if any(isinstance(body, GatedDeltaNet) for body in mixers) else "attention"
     return {Kind(format, mixer): n for format, n in _by_format(described, f"blocks.{i}.", dtype).items()}
 
 

@@ -1,7 +1,7 @@
 """Tokens of each text through all layers in one native call: what Python and torch cost each operation is saved.
 
-It computes in float32 what the modules would, for stacks whose layers are all plain attention or a gated delta net, then
-a gated feed-forward, each after an RMSNorm, with weights as they are or interleaved (`nn.build.interleave`), in float32,
+It computes in float32 what the modules would, for stacks whose layers are plain attention or a gated delta net, then a
+gated feed-forward, each after an RMSNorm, with weights as they are or interleaved (`nn.build.interleave`), in float32,
 bfloat16 or float16.
 Any other stack, a hook on a module, padding, or autograd: the modules run.
 """
