@@ -52,7 +52,7 @@ def test_first_choices_come_first_and_the_others_pass_by() -> None:
     capacity = math.ceil(factor * 2 * tokens / 4)
     seen: list[tuple[MixtureOfExperts, Tensor, Tensor]] = []
     for one in mixtures(model):
-        one.register_forward_hook(lambda own, given, out: seen.append((own, given[0], out)))
+        one.register_forward_hook(lambda own, given, out: seen.append((own, given[0], out)))  # pyright: ignore
     with routing:
         model(torch.randint(64, (3, tokens)))
     dropped = 0
