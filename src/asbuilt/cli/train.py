@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -45,9 +46,11 @@ def train(
     if dry_run:
         _plan(given, as_json)
         return
-    from asbuilt.train.loop import run
+    from asbuilt.train.start import run
 
     outcome = run(given, resume=resume, report=Line())
+    if int(os.environ.get("RANK", "0")):
+        return  # the first of many processes speaks for all
     if as_json:
         print_json({**asdict(outcome), "folder": str(outcome.folder), "model": str(outcome.folder / "model")})
         return
