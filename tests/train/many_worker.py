@@ -1,52 +1,57 @@
 """Runs several recipes after another, as one of the processes of a group: `many_worker.py JOBS.json`.
 
-A job is a recipe's file, whether it resumes, and the step at which every process dies, if any.
+A job is a recipe's file, whether it resumes, the step at which every process dies, if any, and a file for what is sent.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from asbuilt.train.loop import Progress
 from asbuilt.train.many import loop
+from asbuilt.train.many.traffic import Traffic
 from asbuilt.train.recipe import read
+from asbuilt.train.step import Stepped
 
 
 class Killed(BaseException):
     """Stands for a signal: nothing catches it."""
 
 
-class Dying(loop.Loop):
-    """A loop whose processes all die after a step."""
+class Watched(loop.Loop):
+    """A loop whose processes all die before a step, or whose last step's traffic is counted."""
 
-    at = 0
+    dies, sent = 0, ""
 
-    def stepped(self):  # noqa: ANN201
-        if self.at and self.run.position.step == self.at:
+    def stepped(self) -> Stepped:
+        at = self.run.position.step
+        if at and at == self.dies:
             raise Killed
-        return super().stepped()
+        with Traffic() if self.sent else nullcontext() as traffic:
+            made = super().stepped()
+        if traffic is not None and self.run.ranks.first:
+            found = [[*key, size] for key, size in traffic.bytes.items()]
+            Path(self.sent).write_text(json.dumps(found))
+        return made
 
 
-def main(jobs: list[dict[str, object]]) -> None:
+def main(jobs: list[dict[str, Any]]) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    loop.Loop = Dying  # type: ignore[misc]
+    loop.Loop = Watched  # type: ignore[misc]
     for job in jobs:
-        Dying.at = int(str(job.get("dies", 0)))
+        Watched.dies, Watched.sent = job.get("dies", 0), job.get("sent", "")
         try:
-            loop.run(read(str(job["recipe"])), resume=bool(job.get("resume")), report=said)
+            loop.run(read(job["recipe"]), resume=job.get("resume", False))
         except Killed:
             dist.barrier()
     dist.destroy_process_group()
-
-
-def said(at: Progress) -> None:
-    print(at, flush=True)
 
 
 if __name__ == "__main__":

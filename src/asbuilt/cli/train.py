@@ -122,6 +122,8 @@ def _plan(given: Recipe, as_json: bool) -> None:
         "fits": plan.fits,
         "seconds": seconds,
         "seconds_per_step": step.seconds,
+        "ranks": plan.trial.layout.gpus,
+        "sent_bytes_per_step": {name: traffic.bytes for name, traffic in step.communication.items()},
     }
     if as_json:
         print_json(document)
@@ -135,5 +137,6 @@ def _plan(given: Recipe, as_json: bool) -> None:
         ("saved activations", size(plan.activation_bytes)),
         ("total memory", f"{size(plan.per_device_bytes)} of {size(plan.trial.memory)}"),
         ("time", f"{clock(seconds)}, {step.seconds:.3g} s per step"),
+        *((f"sent per step: {name}", size(sent.bytes)) for name, sent in step.communication.items() if sent.bytes),
     ]
     table(f"{plan.model} on {machine.name}; nothing is trained", ("", "planned"), rows)

@@ -63,8 +63,8 @@ def train_step(
 
     `factor` multiplies the learning rates, `clip` limits the norm of the gradient, `z` weighs the z-loss, `rows` are
     those of a chunk of the loss, and products run in `autocast`, while weights keep their dtype. The losses of
-    `experts` are means over the tokens of each batch, which they weigh by its targets. With other `ranks` the batches are
-    this one's shares; loss, gradient and their targets are those of all.
+    `experts` are means over the tokens of each batch, which they weigh by its targets. With other `ranks` the
+    batches are this one's shares; loss, gradient and targets are those of all.
     """
     counted = round(ranks.total(sum(batch.counted for batch in batches)))
     optimizer.zero_grad()
