@@ -16,8 +16,9 @@ from asbuilt import InputError, load, train
 from asbuilt.text.tokenizer import Tokenizer
 from asbuilt.train import loop
 from asbuilt.train import recipe as recipes
+from asbuilt.train.draws import drawing
 from asbuilt.train.state import checkpoints
-from asbuilt.train.text import drawing, text_data
+from asbuilt.train.text import text_data
 
 
 @pytest.mark.parametrize(

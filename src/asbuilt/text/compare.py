@@ -88,6 +88,6 @@ def compare(tokenizers: list[Tokenizer], texts: Mapping[str, str] = SAMPLES) -> 
             raise InputError("empty", field=kind, allowed="a text to compare on")
         made = [len(tokenizer.encode(text)) for tokenizer in tokenizers]
         if not all(made):
-            raise InputError("a tokenizer makes no tokens of it", field=kind)
+            raise InputError("gives no tokens to divide its bytes by", field=kind)
         rows.append(Compared(kind=kind, bytes=len(text.encode()), characters=len(text), tokens=tuple(made)))
     return rows

@@ -8,7 +8,6 @@ from a generator of its own.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -20,6 +19,7 @@ from torch import Generator, Tensor
 
 from asbuilt.errors import InputError, one_of
 from asbuilt.train.batch import Batch
+from asbuilt.train.draws import draw, drawing
 from asbuilt.train.objectives import PADDING, Objective, SequenceToSequence
 from asbuilt.train.shards import Shards
 
@@ -277,18 +277,7 @@ def _share(step: int, batch_size: int, rank: int, ranks: int) -> range:
 def shuffled(number: int, n: int, seed: int) -> int:
     """Returns which of `n` rows comes at a place of the whole run: each once an epoch, in another order each time."""
     epoch, place = divmod(number, n)
-    return permuted(place, n, [_draw(seed, ORDER, epoch, i) for i in range(ROUNDS)])
-
-
-def _draw(seed: int, what: str, *numbers: int) -> int:
-    """Returns 63 bits that depend on all of these."""
-    digest = hashlib.sha256(f"{seed} {what} {' '.join(map(str, numbers))}".encode()).digest()
-    return int.from_bytes(digest[:8], "little") >> 1
-
-
-def drawing(seed: int, what: str, number: int) -> Generator:
-    """Returns the generator of one row's draws."""
-    return Generator().manual_seed(_draw(seed, what, number))
+    return permuted(place, n, [draw(seed, ORDER, epoch, i) for i in range(ROUNDS)])
 
 
 def permuted(place: int, n: int, keys: Sequence[int]) -> int:

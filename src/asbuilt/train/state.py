@@ -38,7 +38,7 @@ ROOM = 1 << 22  # free bytes required beyond the tensors
 
 @dataclass(frozen=True, kw_only=True)
 class Position:
-    """Where a run stands: steps done, targets seen, seconds spent, and the losses of its last validations by step."""
+    """Where a run stands: steps done, targets seen, seconds spent, and the loss of its last validation."""
 
     step: int = 0
     tokens: int = 0

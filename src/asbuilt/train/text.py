@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import tokenizers
 import torch
+from tokenizers import Regex, decoders, models, pre_tokenizers
 from torch import Tensor
 
 from asbuilt.errors import InputError
 from asbuilt.files import read_regular
 from asbuilt.text.tokenizer import BYTE_OF, TOKENIZER, Tokenizer
 from asbuilt.train.batch import Batch
+from asbuilt.train.draws import drawing
 from asbuilt.train.settings import Data as Settings
 
 LARGEST = 1 << 30  # bytes of a text in memory
@@ -65,12 +67,6 @@ class TextData:
     def _cut(self, ids: Tensor, starts_B: Tensor) -> Batch:
         places_BT = starts_B[:, None] + torch.arange(self.context)
         return Batch(ids=ids[places_BT], targets=ids[places_BT + 1])
-
-
-def drawing(seed: int, step: int) -> torch.Generator:
-    """Returns the generator of one step's draws: different for each seed and step, and the same everywhere."""
-    digest = hashlib.sha256(f"{seed} {step}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
 
 def text_data(settings: Settings, seed: int) -> tuple[TextData, Vocabulary]:
@@ -145,27 +141,9 @@ def _document(known: list[str]) -> dict[str, Any]:
 
 def _byte_level(tokens: list[str], merges: list[tuple[str, str]]) -> dict[str, Any]:
     """Returns a tokenizer.json of byte-level BPE that cuts a text at every character first."""
-    each = {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": False}
-    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [],
-        "normalizer": None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [each, level]},
-        "post_processor": None,
-        "decoder": level,
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": False,
-            "vocab": {token: i for i, token in enumerate(tokens)},
-            "merges": [list(pair) for pair in merges],
-        },
-    }
+    inner = tokenizers.Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
+    each = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    inner.pre_tokenizer = pre_tokenizers.Sequence([each, level])  # pyright: ignore
+    inner.decoder = decoders.ByteLevel()  # pyright: ignore
+    return json.loads(inner.to_str())
