@@ -147,7 +147,7 @@ class Parallel:
     ranks: int = 0
     """Processes of the run; 0 for as many as torchrun starts."""
     shard: int = 0
-    """Neighbouring ranks that divide weights, gradients and state (FSDP2, or HSDP if not all); 0 for all, 1 for none."""
+    """Neighbouring ranks that divide weights, gradients and state (FSDP2; HSDP if not all); 0 for all, 1 for none."""
 
     def __post_init__(self) -> None:
         for name in ("ranks", "shard"):

@@ -22,6 +22,7 @@ from asbuilt.train.ranks import Ranks
 from asbuilt.train.recipe import Recipe
 
 T = TypeVar("T")
+RESTARTS = "TORCHELASTIC_RESTART_COUNT"  # how often torchrun has started the processes again
 
 
 class Group(Ranks):
@@ -92,7 +93,7 @@ class Group(Ranks):
 
 def restarted() -> bool:
     """Returns whether torchrun has started this process again, after one of the run was lost."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    return int(os.environ.get(RESTARTS, "0")) > 0
 
 
 @contextmanager
@@ -104,7 +105,11 @@ def joined(recipe: Recipe) -> Iterator[Group]:
     if own:
         if cuda:
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-        dist.init_process_group("cuda:nccl,cpu:gloo" if cuda else "gloo")
+        # torchrun keeps its store when it starts processes again, and with it the addresses of those that are gone
+        store, rank, size = next(dist.rendezvous("env://"))
+        attempt = dist.PrefixStore(f"attempt {os.environ.get(RESTARTS, '0')}", store)
+        backend = "cuda:nccl,cpu:gloo" if cuda else "gloo"
+        dist.init_process_group(backend, store=attempt, rank=rank, world_size=size)
     try:
         names = ("replicate", "shard")
         yield Group(init_device_mesh("cuda" if cuda else "cpu", arrangement, mesh_dim_names=names))
