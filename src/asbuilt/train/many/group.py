@@ -12,7 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor
 
 from asbuilt.errors import InputError
@@ -106,8 +108,8 @@ def joined(recipe: Recipe) -> Iterator[Group]:
         if cuda:
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         # torchrun keeps its store when it starts processes again, and with it the addresses of those that are gone
-        store, rank, size = next(dist.rendezvous("env://"))
-        attempt = dist.PrefixStore(f"attempt {os.environ.get(RESTARTS, '0')}", store)
+        store, rank, size = next(rendezvous("env://"))
+        attempt = PrefixStore(f"attempt {os.environ.get(RESTARTS, '0')}", store)
         backend = "cuda:nccl,cpu:gloo" if cuda else "gloo"
         dist.init_process_group(backend, store=attempt, rank=rank, world_size=size)
     try:

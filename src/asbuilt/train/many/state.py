@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed.checkpoint import CheckpointException, HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
 from asbuilt.checkpoint.save import aside
@@ -36,7 +39,7 @@ def save_state(
     writing = aside(made, size + ROOM)
     partial = Path(group.agree(lambda: str(writing.__enter__())))
     try:
-        dcp.save(tensors, storage_writer=HuggingFaceStorageWriter(str(partial), save_distributed=True))
+        save(tensors, storage_writer=HuggingFaceStorageWriter(str(partial), save_distributed=True))
     except CheckpointException as error:
         causes = {str(cause) for cause, _ in error.failures.values()}
         failed = InputError(f"cannot be written: {'; '.join(sorted(causes))}", field=str(made))
@@ -72,7 +75,7 @@ def load_state(checkpoint: Path, model: Model, optimizer: Optimizers) -> Positio
             mine = parameters[path]
             alike = like.shape == mine.shape and like.dim() > 0
             state[key] = torch.empty_like(mine.detach()) if alike else torch.empty(like.shape, dtype=like.dtype)
-    dcp.load(weights | state, storage_reader=reader)
+    load(weights | state, storage_reader=reader)
     restored: dict[Tensor, dict[str, Any]] = {}
     for key, value in state.items():
         path, _, name = key.rpartition("/")
@@ -91,7 +94,11 @@ def sizes(reader: HuggingFaceStorageReader, checkpoint: Path) -> dict[str, Tenso
     except Exception as error:  # safetensors has an error of its own for each kind of damage
         fix = "remove this checkpoint to resume from the one before it"
         raise InputError(f"cannot be read: {error}", field=str(checkpoint), fix=fix) from error
-    return {key: torch.empty(one.size, dtype=one.properties.dtype, device="meta") for key, one in held.items()}
+    return {
+        key: torch.empty(one.size, dtype=one.properties.dtype, device="meta")
+        for key, one in held.items()
+        if isinstance(one, TensorStorageMetadata)
+    }
 
 
 def whole(checkpoint: Path) -> dict[str, Tensor]:
@@ -100,7 +107,7 @@ def whole(checkpoint: Path) -> dict[str, Tensor]:
     held = {key: torch.empty_like(one, device="cpu") for key, one in sizes(reader, checkpoint).items()}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # as is meant here
-        dcp.load(held, storage_reader=reader, no_dist=True)
+        load(held, storage_reader=reader, no_dist=True)
     return held
 
 
@@ -120,7 +127,7 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 def _optimizer_tensors(model: Model, optimizer: Optimizers) -> dict[str, Tensor]:
-    paths = {parameter: path for path, parameter in model.named_parameters()}
+    paths: dict[Tensor, str] = {parameter: path for path, parameter in model.named_parameters()}
     return {
         f"{paths[parameter]}/{name}": value
         for one, _ in optimizer.made
