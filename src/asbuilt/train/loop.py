@@ -40,6 +40,7 @@ from asbuilt.train.recompute import recompute_blocks
 from asbuilt.train.state import Position, checkpoints, load_state, read_recipe, remove_old, save_state
 from asbuilt.train.step import NotFinite, Stepped, evaluate, train_step
 from asbuilt.train.text import Vocabulary, text_data
+from asbuilt.train.width import scales
 
 RECIPE, LOG, STATES, EXPORTED = "recipe.toml", "log.jsonl", "checkpoints", "model"
 # Sections and keys that a resumed run may change: what is written when, not what is computed.
@@ -61,6 +62,7 @@ class Progress:
     gradient_norm: float | None = None
     fullest_expert: float | None = None
     auxiliary: float | None = None
+    dropped: float | None = None
     tokens: int = 0
     tokens_per_second: float = 0.0
     seconds_left: float = 0.0
@@ -146,7 +148,8 @@ def prepare(recipe: Recipe, divide: Callable[[Model], None] = lambda _: None) ->
         model = load(recipe.model.source, dtype="float32").train()
     else:
         model = build(reading.spec, seed=None)
-        initialise(model, recipe.run.seed, recipe.model.std)
+        scaled = scales(reading.spec, recipe.model.base_width)
+        initialise(model, recipe.run.seed, recipe.model.std, {path: one.std for path, one in scaled.items()})
     recompute_blocks(model, recipe.step.checkpointing)
     Routing(model, recipe.experts)  # refuses losses of experts that are not there
     divide(model)
@@ -154,7 +157,7 @@ def prepare(recipe: Recipe, divide: Callable[[Model], None] = lambda _: None) ->
         recipe=recipe,
         model=model,
         data=data,
-        optimizer=optimizers(model, recipe.optimizer),
+        optimizer=optimizers(model, recipe.optimizer, recipe.model.base_width),
         reading=reading,
         vocabulary=vocabulary,
     )
@@ -246,7 +249,7 @@ class Loop:
         last = step == settings.steps
         if step % settings.log_every == 0 or last or step == 1:
             said = Progress(step=step, steps=settings.steps, loss=made.loss, lr=lr, gradient_norm=made.gradient_norm)
-            self._say(log, replace(said, fullest_expert=made.fullest, auxiliary=made.auxiliary))
+            self._say(log, replace(said, fullest_expert=made.fullest, auxiliary=made.auxiliary, dropped=made.dropped))
         if last or (settings.validate_every and step % settings.validate_every == 0):
             self._validate(log)
         if last or (settings.save_every and step % settings.save_every == 0):

@@ -28,7 +28,7 @@ class Stepped:
     """What a step gives: the mean loss before its update in nats per target, the gradient's norm, and its targets.
 
     `fullest` is the load of a router's fullest expert relative to the mean, averaged over the routers; None without
-    experts. `auxiliary` is the mean auxiliary loss, unweighted.
+    experts. `auxiliary` is the mean auxiliary loss, unweighted, `dropped` the fraction of choices beyond a capacity.
     """
 
     loss: float
@@ -36,6 +36,7 @@ class Stepped:
     tokens: int
     fullest: float | None = None
     auxiliary: float | None = None
+    dropped: float | None = None
 
 
 class NotFinite(ArithmeticError):
@@ -75,7 +76,7 @@ def train_step(
         with casting(model, autocast), routing:
             loss = loss_of(model, batch, z=z, rows=rows)
         total = loss.total / max(1, counted)
-        more = routing.loss(batch.counted / max(1, counted))
+        more = routing.loss(batch.counted / max(1, counted), len(batch.ids))
         (total if more is None else total + more).backward()
         nats += loss.nats
     held = optimizer.parameters
@@ -88,8 +89,14 @@ def train_step(
     optimizer.step(factor)
     routing.gather(ranks)
     routing.correct()
-    fullest, auxiliary = routing.fullest, routing.auxiliary
-    return Stepped(loss=loss, gradient_norm=size, tokens=counted, fullest=fullest, auxiliary=auxiliary)
+    return Stepped(
+        loss=loss,
+        gradient_norm=size,
+        tokens=counted,
+        fullest=routing.fullest,
+        auxiliary=routing.auxiliary,
+        dropped=routing.dropped,
+    )
 
 
 def casting(model: Model, dtype: torch.dtype | None) -> AbstractContextManager[object]:
