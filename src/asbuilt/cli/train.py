@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -94,11 +96,12 @@ def clock(seconds: float) -> str:
 def _plan(given: Recipe, as_json: bool) -> None:
     """Prints the parameters, FLOPs, memory and time of the run on this machine."""
     from asbuilt.measure import this_machine
+    from asbuilt.train.corpus import read_corpus
     from asbuilt.train.loop import described
     from asbuilt.train.planned import planned
-    from asbuilt.train.text import text_data
 
-    _, vocabulary = text_data(given.data, given.run.seed)
+    with TemporaryDirectory() as there:  # nothing stays of a run that is only planned
+        _, vocabulary = read_corpus(given.data, given.run.seed, Path(there))
     spec = described(given, vocabulary.n_vocab).spec
     machine = this_machine(say=lambda text: warn(f"{text} ..."), warn=lambda text: warn(f"warning: {text}"))
     plan = planned(given, spec, machine)

@@ -3,6 +3,7 @@
 OUT/recipe.toml            every setting of the run
 OUT/log.jsonl              a line for each logged step and each validation
 OUT/checkpoints/step-N/    the whole state after N steps (train/state.py)
+OUT/tokens/                the text as shards, unless it is held in memory (train/corpus.py)
 OUT/model/                 the trained model, for transformers where a published family can express it
 """
 
@@ -29,22 +30,33 @@ from asbuilt.errors import InputError
 from asbuilt.families import Reading, read_config
 from asbuilt.nn.build import build, initialise
 from asbuilt.nn.model import Model
+from asbuilt.spec import Model as ModelSpec
 from asbuilt.spec.part import Gives
 from asbuilt.train import recipe as recipes
 from asbuilt.train.batch import Data
+from asbuilt.train.corpus import TOKENS, read_corpus
 from asbuilt.train.experts import Routing
 from asbuilt.train.optimizer import Optimizers, optimizers
 from asbuilt.train.recipe import Recipe
 from asbuilt.train.recompute import recompute_blocks
 from asbuilt.train.state import Position, checkpoints, load_state, read_recipe, remove_old, save_state
 from asbuilt.train.step import NotFinite, Stepped, evaluate, train_step
-from asbuilt.train.text import Vocabulary, text_data
+from asbuilt.train.text import Vocabulary
 
 RECIPE, LOG, STATES, EXPORTED = "recipe.toml", "log.jsonl", "checkpoints", "model"
 # Sections and keys that a resumed run may change: what is written when, not what is computed.
 FREE = ("run.out", "run.log_every", "run.validate_every", "run.save_every", "run.keep", "data.text")
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16}
 TRAINED: tuple[Gives, ...] = ("logits",)
+DECODER, ENCODER, BOTH = "a decoder", "an encoder", "an encoder-decoder"
+WANTED = {
+    "next": DECODER,
+    "prefix": DECODER,
+    "masked": ENCODER,
+    "spans": BOTH,
+    "prefix-encoder": BOTH,
+    "pairs": BOTH,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +145,7 @@ class Run:
 
 def prepare(recipe: Recipe) -> Run:
     """Returns a run at its beginning: data read, model built and initialised."""
-    data, vocabulary = text_data(recipe.data, recipe.run.seed)
+    data, vocabulary = read_corpus(recipe.data, recipe.run.seed, Path(recipe.run.out))
     reading = described(recipe, vocabulary.n_vocab)
     if recipe.model.weights:
         model = load(recipe.model.source, dtype="float32").train()
@@ -162,12 +174,13 @@ def described(recipe: Recipe, n_vocab: int) -> Reading:
         # the defaults of published configs are tokens of other vocabularies
         reading = replace(reading, carried=dict.fromkeys(GENERATION_KEYS) | reading.carried)
     spec, context = reading.spec, recipe.data.context
-    if spec.gives not in TRAINED or spec.reads != ("tokens",):
+    wanted = WANTED[recipe.data.objective]
+    if spec.gives not in TRAINED or kind_of(spec) != wanted:
         raise InputError(
-            "only language models are trained by this loop",
+            f"the objective {recipe.data.objective} does not suit it",
             field="model",
             value=spec.name,
-            allowed="one that reads tokens and gives logits",
+            allowed=f"{wanted} that gives logits",
         )
     if spec.n_vocab < n_vocab:
         raise InputError(
@@ -176,6 +189,16 @@ def described(recipe: Recipe, n_vocab: int) -> Reading:
     if context > spec.max_positions:
         raise InputError(field="data.context", value=context, allowed=f"at most {spec.max_positions}, the model's")
     return reading
+
+
+def kind_of(spec: ModelSpec) -> str:
+    """Returns what a model is for an objective; empty if it also reads what is no text."""
+    more = {*spec.reads} - {"tokens", "types"}
+    if more == {"source"}:
+        return BOTH
+    if more:
+        return ""
+    return DECODER if spec.decodes else ENCODER
 
 
 def run(recipe: Recipe, *, resume: bool = False, report: Report = lambda _: None) -> Outcome:
@@ -322,7 +345,7 @@ def _replacing(folder: Path) -> Iterator[Path]:
 
 def _require_new(recipe: Recipe) -> None:
     folder = Path(recipe.run.out)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if folder.exists() and (not folder.is_dir() or any(path.name != TOKENS for path in folder.iterdir())):
         raise InputError("already exists", field="run.out", value=str(folder), fix="--resume it, or choose another")
 
 
