@@ -13,6 +13,7 @@ import click
 from asbuilt.cli.output import count, print_json, say, size, table, warn
 from asbuilt.cli.running import threads_option
 from asbuilt.cli.streams import draw
+from asbuilt.shown import line
 
 if TYPE_CHECKING:
     from asbuilt.train.loop import Progress
@@ -47,9 +48,9 @@ def train(
     if dry_run:
         _plan(given, as_json)
         return
-    from asbuilt.train.loop import run
+    from asbuilt.api.train import train as trained
 
-    outcome = run(given, resume=resume, report=Line())
+    outcome = trained(given, resume=resume, report=Line())
     if as_json:
         print_json({**asdict(outcome), "folder": str(outcome.folder), "model": str(outcome.folder / "model")})
         return
@@ -71,10 +72,16 @@ class Line:
         """Draws what a run reports."""
         if at.validation is not None:
             end = "\x1b[K\n" if sys.stderr.isatty() else ""
-            self._draw(f"step {at.step}/{at.steps}: validation loss {at.validation:.4f} nats per token", end)
+            bits = "" if at.bits_per_byte is None else f", {at.bits_per_byte:.4f} bits per byte"
+            self._draw(f"step {at.step}/{at.steps}: validation loss {at.validation:.4f} nats per token{bits}", end)
+            return
+        if at.sample is not None:
+            end = "\x1b[K\n" if sys.stderr.isatty() else ""
+            self._draw(f'step {at.step}/{at.steps}: sample "{line(at.sample)}"', end)
             return
         rate, left = count(round(at.tokens_per_second)), clock(at.seconds_left)
-        self._draw(f"step {at.step}/{at.steps}: loss {at.loss:.4f}, {rate} tokens/s, {left} left", "\x1b[K")
+        share = "" if at.mfu is None else f", MFU {at.mfu:.0%}"
+        self._draw(f"step {at.step}/{at.steps}: loss {at.loss:.4f}, {rate} tokens/s{share}, {left} left", "\x1b[K")
 
     def _draw(self, text: str, end: str) -> None:
         if sys.stderr.isatty():

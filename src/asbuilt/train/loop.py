@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,12 @@ from asbuilt.nn.model import Model
 from asbuilt.spec import Model as ModelSpec
 from asbuilt.spec.part import Gives
 from asbuilt.train import recipe as recipes
-from asbuilt.train.batch import Data
+from asbuilt.train.batch import IGNORED, Data
 from asbuilt.train.corpus import TOKENS, read_corpus
 from asbuilt.train.experts import Routing
+from asbuilt.train.norms import Norms, Watched
 from asbuilt.train.optimizer import Optimizers, optimizers
+from asbuilt.train.rate import matrix_rate, training_flops
 from asbuilt.train.recipe import Recipe
 from asbuilt.train.recompute import recompute_blocks
 from asbuilt.train.state import Position, checkpoints, load_state, read_recipe, remove_old, save_state
@@ -46,6 +49,8 @@ from asbuilt.train.text import Vocabulary
 RECIPE, LOG, STATES, EXPORTED = "recipe.toml", "log.jsonl", "checkpoints", "model"
 # Sections and keys that a resumed run may change: what is written when, not what is computed.
 FREE = ("run.out", "run.log_every", "run.validate_every", "run.save_every", "run.keep", "data.text")
+FREE += ("run.norms_every", "run.sample_every", "run.prompt", "run.sample_tokens", "run.sample_temperature")
+FREE += ("run.plot", "run.tensorboard", "run.wandb")
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16}
 TRAINED: tuple[Gives, ...] = ("logits",)
 DECODER, ENCODER, BOTH = "a decoder", "an encoder", "an encoder-decoder"
@@ -61,7 +66,11 @@ WANTED = {
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """What a run reports: of a step or, with a `validation`, of the model after it. Losses are nats per token."""
+    """What a run reports: of a step or, with a `validation` or a `sample`, of the model after it.
+
+    Losses are nats per token; `bits_per_byte` is the validation loss over the bytes of the text, where the model writes
+    one; `mfu` is the share of the rate of a large product (train/rate.py).
+    """
 
     step: int
     steps: int
@@ -74,6 +83,11 @@ class Progress:
     tokens: int = 0
     tokens_per_second: float = 0.0
     seconds_left: float = 0.0
+    mfu: float | None = None
+    bits_per_byte: float | None = None
+    sample: str | None = None
+    gradients: dict[str, float] | None = None
+    updates: dict[str, float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +103,7 @@ class Outcome:
 
 
 Report = Callable[[Progress], None]
+Sample = Callable[["Run"], str]
 
 
 @dataclass(kw_only=True)
@@ -102,6 +117,10 @@ class Run:
     reading: Reading
     vocabulary: Vocabulary
     position: Position = field(default_factory=Position)
+    flops: int = 0
+    """FLOPs of the steps since the process began."""
+    norms: Norms | None = None
+    """Of the last step, where they were asked for."""
 
     @property
     def folder(self) -> Path:
@@ -118,6 +137,8 @@ class Run:
         batches = [
             self.data.batch(at.step * given.accumulate + i).to(self.model.device) for i in range(given.accumulate)
         ]
+        every = self.recipe.run.norms_every
+        watched = Watched(self.model) if every and (at.step + 1) % every == 0 else None
         made = train_step(
             self.model,
             batches,
@@ -130,6 +151,8 @@ class Run:
             experts=self.recipe.experts,
         )
         self.position = replace(at, step=at.step + 1, tokens=at.tokens + made.tokens)
+        self.flops += sum(training_flops(self.reading.spec, batch) for batch in batches)
+        self.norms = None if watched is None else watched.norms()
         return made
 
     def validate(self) -> float | None:
@@ -141,6 +164,17 @@ class Run:
         found = evaluate(self.model, batches, rows=given.loss_rows or None, autocast=AUTOCAST[given.precision])
         self.position = replace(self.position, validation=found)
         return found
+
+    @cached_property
+    def bytes_per_token(self) -> float | None:
+        """Bytes of the validation text for each of its targets; None where the model writes no text."""
+        if self.recipe.data.objective in ("masked", "spans") or self.vocabulary.tokenizer is None:
+            return None
+        lengths_V, nbytes, counted = self.vocabulary.byte_lengths(), 0, 0
+        for batch in self.data.validation():
+            nbytes += int(lengths_V[batch.targets[batch.targets != IGNORED]].sum())
+            counted += batch.counted
+        return nbytes / counted if counted else None
 
 
 def prepare(recipe: Recipe) -> Run:
@@ -201,30 +235,44 @@ def kind_of(spec: ModelSpec) -> str:
     return DECODER if spec.decodes else ENCODER
 
 
-def run(recipe: Recipe, *, resume: bool = False, report: Report = lambda _: None) -> Outcome:
+def require_startable(recipe: Recipe, *, resume: bool) -> None:
+    """Raises InputError for a folder that holds a run, or none to resume, and for samples of what writes no text."""
+    if resume:
+        _last(recipe)
+    else:
+        _require_new(recipe)
+    if recipe.run.sample_every and WANTED[recipe.data.objective] != DECODER:
+        problem = f"the objective {recipe.data.objective} trains no language model"
+        raise InputError(problem, field="run.sample_every", value=recipe.run.sample_every, allowed="0")
+
+
+def run(
+    recipe: Recipe, *, resume: bool = False, report: Report = lambda _: None, sample: Sample | None = None
+) -> Outcome:
     """Trains as the recipe says, from the beginning or from the last checkpoint in its folder.
 
     Resuming continues as if the run had never stopped: the same losses, the same weights, bit by bit. Raises
     InputError for a folder that holds a run already, for settings that differ from its own, and when a loss or a
-    gradient is not finite.
+    gradient is not finite. `sample` writes a text every `run.sample_every` steps.
     """
+    require_startable(recipe, resume=resume)
     last = _last(recipe) if resume else None
-    if not resume:
-        _require_new(recipe)
     made = prepare(recipe)
     if last is not None:
         made.position = load_state(last, made.model, made.optimizer)
     if resume:
         _cut_log(made.folder / LOG, -1 if last is None else made.position.step)
-    return Loop(made, report).finish()
+    return Loop(made, report, sample).finish()
 
 
 class Loop:
     """The loop of a prepared run."""
 
-    def __init__(self, made: Run, report: Report) -> None:
-        self.run, self.report, self.settings = made, report, made.recipe.run
+    def __init__(self, made: Run, report: Report, sample: Sample | None = None) -> None:
+        self.run, self.report, self.sample, self.settings = made, report, sample, made.recipe.run
         self.loss: float | None = None
+        dtype = AUTOCAST[made.recipe.step.precision] or torch.float32
+        self._peak = matrix_rate(made.model.device.type, dtype)
         self._begun, self._before = time.perf_counter(), made.position
         self._paused = 0.0
 
@@ -258,9 +306,13 @@ class Loop:
             raise self._stopped(error) from error
         self.loss, step = made.loss, one.position.step
         last = step == settings.steps
-        if step % settings.log_every == 0 or last or step == 1:
+        if step % settings.log_every == 0 or last or step == 1 or one.norms is not None:
             said = Progress(step=step, steps=settings.steps, loss=made.loss, lr=lr, gradient_norm=made.gradient_norm)
+            if one.norms is not None:
+                said = replace(said, gradients=one.norms.gradients, updates=one.norms.updates)
             self._say(log, replace(said, fullest_expert=made.fullest, auxiliary=made.auxiliary))
+        if self.sample is not None and settings.sample_every and step % settings.sample_every == 0:
+            self._sampled(log, self.sample)
         if last or (settings.validate_every and step % settings.validate_every == 0):
             self._validate(log)
         if last or (settings.save_every and step % settings.save_every == 0):
@@ -271,7 +323,18 @@ class Loop:
         found = self.run.validate()
         self._paused += time.perf_counter() - begun
         if found is not None:
-            self._say(log, Progress(step=self.run.position.step, steps=self.settings.steps, validation=found))
+            per = self.run.bytes_per_token
+            bits = found / math.log(2) / per if per else None
+            at = Progress(step=self.run.position.step, steps=self.settings.steps, validation=found)
+            self._say(log, replace(at, bits_per_byte=bits))
+
+    def _sampled(self, log: Any, sample: Sample) -> None:  # noqa: ANN401
+        begun = time.perf_counter()
+        self.run.model.eval()
+        written = sample(self.run)
+        self.run.model.train()
+        self._paused += time.perf_counter() - begun
+        self._say(log, Progress(step=self.run.position.step, steps=self.settings.steps, sample=written))
 
     def save(self) -> None:
         """Writes a checkpoint, then removes those beyond the number that is kept."""
@@ -287,7 +350,8 @@ class Loop:
         done = at.step - self._before.step
         rate = (at.tokens - self._before.tokens) / now if now > 0 else 0.0
         left = (self.settings.steps - at.step) * now / done if done else 0.0
-        progress = replace(progress, tokens=at.tokens, tokens_per_second=rate, seconds_left=left)
+        mfu = self.run.flops / now / self._peak if done else None
+        progress = replace(progress, tokens=at.tokens, tokens_per_second=rate, seconds_left=left, mfu=mfu)
         said = {key: value for key, value in vars(progress).items() if value is not None and key != "steps"}
         log.write(json.dumps(said) + "\n")
         log.flush()

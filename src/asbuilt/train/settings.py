@@ -19,6 +19,8 @@ Objective = Literal["next", "masked", "spans", "prefix", "prefix-encoder", "pair
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 Packing = Literal["stream", "documents", "single"]
 PACKINGS: tuple[Packing, ...] = get_args(Packing)
+Plot = Literal["", "svg", "png"]
+PLOTS: tuple[Plot, ...] = get_args(Plot)
 UNPADDED = ("spans", "prefix-encoder", "pairs")  # objectives whose rows are made of one text
 
 
@@ -189,12 +191,32 @@ class Loop:
     """Steps between checkpoints; 0 for one at the end."""
     keep: int = 2
     """Checkpoints that are kept, the newest."""
+    norms_every: int = 0
+    """Steps between lines with the gradient norm and the relative update of each weight; 0 for none."""
+    sample_every: int = 0
+    """Steps between texts that a language model writes after the prompt; 0 for none."""
+    prompt: str = "The"
+    """What samples begin with."""
+    sample_tokens: int = 64
+    """Tokens of a sample."""
+    sample_temperature: float = 0.8
+    """Temperature of samples; 0 is greedy."""
+    plot: Plot = ""
+    """svg or png: losses and learning rate in OUT/training.svg, drawn again at each validation; needs matplotlib."""
+    tensorboard: bool = False
+    """Whether OUT/tensorboard gets the numbers of the log; needs the package tensorboard."""
+    wandb: str = ""
+    """Project of Weights & Biases that gets the numbers of the log; needs the package wandb."""
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("seed", 0), ("log_every", 1), ("keep", 1)):
             require_from(f"run.{name}", getattr(self, name), least)
-        for name in ("validate_every", "save_every"):
+        for name in ("validate_every", "save_every", "norms_every", "sample_every", "sample_temperature"):
             require_from(f"run.{name}", getattr(self, name), 0)
+        require_from("run.sample_tokens", self.sample_tokens, 1)
+        require_among("run.plot", self.plot, PLOTS)
+        if self.sample_every and not self.prompt:
+            raise InputError("empty", field="run.prompt", allowed="at least one token")
         if not self.out:
             raise InputError("missing", field="run.out", allowed="a folder")
 

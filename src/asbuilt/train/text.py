@@ -33,12 +33,13 @@ class Vocabulary:
 
     n_vocab: int
     document: dict[str, Any]
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | None = None
     ids: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
 
     def byte_lengths(self) -> Tensor:
         """Returns how many bytes of text each token is, (V,): 0 for control tokens."""
         known = self.tokenizer
+        assert known is not None
         tokens = [None if known.is_special(id_) else known.token(id_) for id_ in range(self.n_vocab)]
         return torch.tensor([0 if token is None else len(known.spelled(token)) for token in tokens])
 
