@@ -278,15 +278,12 @@ class Loop:
 
     def finish(self) -> Outcome:
         """Runs all steps that are left, and exports the model."""
-        one, settings = self.run, self.settings
-        one.folder.mkdir(parents=True, exist_ok=True)
-        (one.folder / RECIPE).write_text(recipes.dumps(one.recipe), encoding="utf-8")
-        with (one.folder / LOG).open("a", encoding="utf-8") as log:
-            if one.position.step == 0:
-                self._validate(log)
-            while one.position.step < settings.steps:
-                self._step(log)
-        export(one)
+        one = self.run
+        try:
+            self._all_steps()
+            export(one)
+        except OSError as error:
+            raise self._unwritten(error.strerror or str(error)) from error
         at = one.position
         return Outcome(
             steps=at.step,
@@ -296,6 +293,16 @@ class Loop:
             seconds=self._seconds(),
             folder=one.folder,
         )
+
+    def _all_steps(self) -> None:
+        one, settings = self.run, self.settings
+        one.folder.mkdir(parents=True, exist_ok=True)
+        _replace(one.folder / RECIPE, recipes.dumps(one.recipe))
+        with (one.folder / LOG).open("a", encoding="utf-8") as log:
+            if one.position.step == 0:
+                self._validate(log)
+            while one.position.step < settings.steps:
+                self._step(log)
 
     def _step(self, log: Any) -> None:  # noqa: ANN401  an open file
         one, settings = self.run, self.settings
@@ -341,7 +348,10 @@ class Loop:
         one = self.run
         one.position = replace(one.position, seconds=self._seconds())
         states = one.folder / STATES
-        save_state(states, one.model, one.optimizer, one.position, recipes.to_dict(one.recipe))
+        try:
+            save_state(states, one.model, one.optimizer, one.position, recipes.to_dict(one.recipe))
+        except InputError as error:
+            raise self._unwritten(error.problem) from error
         remove_old(states, self.settings.keep)
 
     def _say(self, log: Any, progress: Progress) -> None:  # noqa: ANN401
@@ -361,13 +371,22 @@ class Loop:
         return self._before.seconds + time.perf_counter() - self._begun
 
     def _stopped(self, error: NotFinite) -> InputError:
-        kept = checkpoints(self.run.folder / STATES)
-        last = f"the last checkpoint is {kept[-1]}" if kept else "no checkpoint was written yet"
         return InputError(
             f"training stopped at step {self.run.position.step + 1}: {error.tensor} is not finite",
             field=str(self.run.folder),
-            fix=f"lower optimizer.lr or raise schedule.warmup; {last}",
+            fix=f"lower optimizer.lr or raise schedule.warmup; {self._kept()}",
         )
+
+    def _unwritten(self, why: str) -> InputError:
+        return InputError(
+            f"training stopped after step {self.run.position.step}: {why}",
+            field=str(self.run.folder),
+            fix=f"put that right and --resume; {self._kept()}",
+        )
+
+    def _kept(self) -> str:
+        kept = checkpoints(self.run.folder / STATES)
+        return f"the last checkpoint is {kept[-1]}" if kept else "no checkpoint was written yet"
 
 
 def export(one: Run) -> Path:
@@ -393,6 +412,8 @@ def export(one: Run) -> Path:
 @contextmanager
 def _replacing(folder: Path) -> Iterator[Path]:
     """Yields the name of a folder to write, which takes the place of `folder` at the end."""
+    for left in folder.parent.glob(f".{folder.name}.*"):  # by a process that was killed
+        shutil.rmtree(left, ignore_errors=True)
     fresh = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.new")
     try:
         yield fresh
@@ -433,8 +454,13 @@ def _cut_log(path: Path, step: int) -> None:
     """Removes the lines of steps after this one, which are made again."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     kept = [line for line in lines if _step_of(line) <= step]
+    _replace(path, "".join(f"{line}\n" for line in kept))
+
+
+def _replace(path: Path, text: str) -> None:
+    """Writes a file that has, whatever happens, either the old text or the new one."""
     fresh = path.with_name(f".{path.name}.new")
-    fresh.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+    fresh.write_text(text, encoding="utf-8")
     os.replace(fresh, path)
 
 
