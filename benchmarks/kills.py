@@ -40,7 +40,7 @@ def main() -> None:
         require_equal(state(folder / "whole", STEPS), state(folder / "run", STEPS))
         assert log(folder / "whole") == log(folder / "run")
         print(
-            f"resumed {KILLS} times: weights, optimizer and log equal those of a run that was never stopped, bit by bit"
+            f"resumed {KILLS} times: weights, optimizer and log are those of a run that was never stopped, bit by bit"
         )
 
 

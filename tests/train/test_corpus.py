@@ -72,6 +72,7 @@ def test_a_masked_batch_of_documents_hides_tokens_of_the_text(tmp_path: Path) ->
     data, vocabulary = read_corpus(given, 3, tmp_path / "run")
     lines = [json.loads(line)["text"] for line in (tmp_path / "texts.jsonl").read_text(encoding="utf-8").splitlines()]
     assert isinstance(data, ShardData)
+    assert vocabulary.tokenizer is not None
     whole = vocabulary.tokenizer.decode(data.shards.tokens(0, len(data.shards)).tolist())
     assert whole == "".join(lines)
     ends = np.cumsum([len(line.encode()) + 1 for line in lines])  # a byte each, and the end token
@@ -119,6 +120,7 @@ def test_tokenizers_made_for_a_folder_spell_it(tmp_path: Path, tokenizer: str) -
     given = Data(text=str(folder), tokenizer=tokenizer, n_vocab=270, context=8, validation=0.0)
     data, vocabulary = read_corpus(given, 1, tmp_path / "run")
     assert isinstance(data, ShardData)
+    assert vocabulary.tokenizer is not None
     ids = data.shards.tokens(0, len(data.shards))
     assert vocabulary.tokenizer.decode(ids.tolist()) == held["a.txt"] + held["b.txt"]
     assert int(vocabulary.byte_lengths()[ids].sum()) == sum(len(text.encode()) for text in held.values())
@@ -170,8 +172,11 @@ def test_a_tokenizer_without_a_needed_token_is_refused(tmp_path: Path) -> None:
 def test_shipped_recipes_suit_their_data(name: str) -> None:
     given = recipes.read(name)
     assert given.data.text in own_texts.NAMES
-    reading = loop.described(given, given.data.n_vocab)
-    assert reading.spec.n_vocab == given.data.n_vocab
+    reading = loop.described(given, 258 if given.data.tokenizer == "bytes" else given.data.n_vocab)
+    bytes_and_two = 256 + 2  # the end of a document, and padding
+    assert reading.spec.n_vocab == (bytes_and_two if given.data.tokenizer == "bytes" else given.data.n_vocab)
+    if name == "induction":
+        assert [len(block.branches) for block in reading.spec.blocks] == [1, 1]
 
 
 def test_the_dense_twin_has_the_products_of_two_experts() -> None:

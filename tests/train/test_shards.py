@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from itertools import accumulate
 from pathlib import Path
 
@@ -150,6 +150,7 @@ def test_few_pieces_are_read_ahead_and_none_after_the_end_of_interest(tokenizer:
     assert next(made) == (Piece("0", True), [0])
     assert len(read) == module.WAITING * len(copies) + 1  # as many wait, and the one that was yielded
     assert begun.is_set()
+    assert isinstance(made, Generator)
     made.close()  # both workers still wait here
     go.set()
     for worker in threading.enumerate():
