@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from asbuilt.api.watch import sample, watchers
-from asbuilt.train import loop
+from asbuilt.train import loop, start
 from asbuilt.train import recipe as recipes
 from asbuilt.train.recipe import Recipe
 
@@ -25,7 +25,6 @@ def train(
         recipe = recipes.read(recipe, changes)
     elif changes:
         recipe = recipes.loads(recipes.dumps(recipe), changes=changes)
-    loop.require_startable(recipe, resume=resume)
     watching = tuple(watchers(recipe))
 
     def both(at: loop.Progress) -> None:
@@ -33,4 +32,4 @@ def train(
         for one in watching:
             one(at)
 
-    return loop.run(recipe, resume=resume, report=both, sample=sample if recipe.run.sample_every else None)
+    return start.run(recipe, resume=resume, report=both, sample=sample if recipe.run.sample_every else None)

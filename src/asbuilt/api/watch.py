@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from asbuilt.train.loop import LOG, Progress, Report, Run
 from asbuilt.train.recipe import Recipe, to_dict
 
 PLOT = "training"
+Add = Callable[[str, float, int], object]
 
 
 def watchers(recipe: Recipe) -> Iterator[Report]:
@@ -25,11 +27,15 @@ def watchers(recipe: Recipe) -> Iterator[Report]:
         yield Plotting(folder / LOG, folder / f"{PLOT}.{given.plot}")
     if given.tensorboard:
         board = _required("torch.utils.tensorboard", "run.tensorboard", "pip install tensorboard")
-        yield Numbers(board.SummaryWriter(str(folder / "tensorboard")).add_scalar)
+        yield Numbers(lambda: board.SummaryWriter(str(folder / "tensorboard")).add_scalar)
     if given.wandb:
         wandb = _required("wandb", "run.wandb", "pip install wandb")
-        started = wandb.init(project=given.wandb, dir=str(folder), config=to_dict(recipe))
-        yield Numbers(lambda name, value, step: started.log({name: value}, step=step))
+
+        def begin() -> Add:
+            started = wandb.init(project=given.wandb, dir=str(folder), config=to_dict(recipe))
+            return lambda name, value, step: started.log({name: value}, step=step)
+
+        yield Numbers(begin)
 
 
 def _required(module: str, field: str, fix: str) -> Any:  # noqa: ANN401  a module
@@ -54,14 +60,14 @@ class Plotting:
 class Numbers:
     """Passes the numbers of each line of the log on, by name and step."""
 
-    def __init__(self, add: Any) -> None:  # noqa: ANN401  (name, value, step)
-        self.add = add
+    def __init__(self, begin: Callable[[], Add]) -> None:
+        self.begin: Callable[[], Add] = cache(begin)  # not before the run's folder is its own
 
     def __call__(self, at: Progress) -> None:
         """Passes them on."""
         for name, value in vars(at).items():
             if name not in ("step", "steps") and isinstance(value, int | float):
-                self.add(name, value, at.step)
+                self.begin()(name, value, at.step)
 
 
 def sample(run: Run) -> str:

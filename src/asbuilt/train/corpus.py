@@ -17,6 +17,7 @@ from pathlib import Path
 
 import tokenizers
 
+from asbuilt.checkpoint.save import aside
 from asbuilt.errors import InputError
 from asbuilt.files import open_regular, parse_json
 from asbuilt.text import sources
@@ -126,7 +127,13 @@ def _tokenizer(settings: Settings, names: Sequence[str], root: Path) -> Path:
     if not (folder / TOKENIZER).is_file():
         keys = (settings.key,) if settings.objective != "pairs" else own_texts.PAIR
         texts = (piece.text for key in keys for piece in sources.pieces(names, key=key))
-        _made(settings, texts).save(folder)
+        made = _made(settings, texts)
+        try:
+            with aside(folder, 0) as partial:
+                made.save(partial)
+        except InputError:
+            if not (folder / TOKENIZER).is_file():  # else another rank was faster
+                raise
     return folder / TOKENIZER
 
 

@@ -39,18 +39,21 @@ from asbuilt.train.corpus import TOKENS, read_corpus
 from asbuilt.train.experts import Routing
 from asbuilt.train.norms import Norms, Watched
 from asbuilt.train.optimizer import Optimizers, optimizers
+from asbuilt.train.ranks import ALONE, Ranks
 from asbuilt.train.rate import matrix_rate, training_flops
 from asbuilt.train.recipe import Recipe
 from asbuilt.train.recompute import recompute_blocks
 from asbuilt.train.state import Position, checkpoints, load_state, read_recipe, remove_old, save_state
 from asbuilt.train.step import NotFinite, Stepped, evaluate, train_step
 from asbuilt.train.text import Vocabulary
+from asbuilt.train.width import scales
 
 RECIPE, LOG, STATES, EXPORTED = "recipe.toml", "log.jsonl", "checkpoints", "model"
 # Sections and keys that a resumed run may change: what is written when, not what is computed.
 FREE = ("run.out", "run.log_every", "run.validate_every", "run.save_every", "run.keep", "data.text")
 FREE += ("run.norms_every", "run.sample_every", "run.prompt", "run.sample_tokens", "run.sample_temperature")
 FREE += ("run.plot", "run.tensorboard", "run.wandb")
+FREE_SECTIONS = ("parallel",)  # which processes compute it
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16}
 TRAINED: tuple[Gives, ...] = ("logits",)
 DECODER, ENCODER, BOTH = "a decoder", "an encoder", "an encoder-decoder"
@@ -80,6 +83,7 @@ class Progress:
     gradient_norm: float | None = None
     fullest_expert: float | None = None
     auxiliary: float | None = None
+    dropped: float | None = None
     tokens: int = 0
     tokens_per_second: float = 0.0
     seconds_left: float = 0.0
@@ -121,6 +125,7 @@ class Run:
     """FLOPs of the steps since the process began."""
     norms: Norms | None = None
     """Of the last step, where they were asked for."""
+    ranks: Ranks = ALONE
 
     @property
     def folder(self) -> Path:
@@ -133,9 +138,10 @@ class Run:
 
     def step(self) -> Stepped:
         """Makes one step."""
-        given, at = self.recipe.step, self.position
+        given, at, ranks = self.recipe.step, self.position, self.ranks
         batches = [
-            self.data.batch(at.step * given.accumulate + i).to(self.model.device) for i in range(given.accumulate)
+            self.data.batch(at.step * given.accumulate + i, ranks.number, ranks.count).to(self.model.device)
+            for i in range(given.accumulate)
         ]
         every = self.recipe.run.norms_every
         watched = Watched(self.model) if every and (at.step + 1) % every == 0 else None
@@ -149,6 +155,7 @@ class Run:
             rows=given.loss_rows or None,
             autocast=AUTOCAST[given.precision],
             experts=self.recipe.experts,
+            ranks=ranks,
         )
         self.position = replace(at, step=at.step + 1, tokens=at.tokens + made.tokens)
         self.flops += sum(training_flops(self.reading.spec, batch) for batch in batches)
@@ -157,11 +164,13 @@ class Run:
 
     def validate(self) -> float | None:
         """Returns the mean loss of the validation text, None if there is none."""
-        batches = [batch.to(self.model.device) for batch in self.data.validation()]
+        batches = [self.ranks.share(batch).to(self.model.device) for batch in self.data.validation()]
         if not batches:
             return None
         given = self.recipe.step
-        found = evaluate(self.model, batches, rows=given.loss_rows or None, autocast=AUTOCAST[given.precision])
+        found = evaluate(
+            self.model, batches, rows=given.loss_rows or None, autocast=AUTOCAST[given.precision], ranks=self.ranks
+        )
         self.position = replace(self.position, validation=found)
         return found
 
@@ -177,22 +186,24 @@ class Run:
         return nbytes / counted if counted else None
 
 
-def prepare(recipe: Recipe) -> Run:
-    """Returns a run at its beginning: data read, model built and initialised."""
+def prepare(recipe: Recipe, divide: Callable[[Model], None] = lambda _: None) -> Run:
+    """Returns a run at its beginning: data read, model built, initialised, and divided over devices by `divide`."""
     data, vocabulary = read_corpus(recipe.data, recipe.run.seed, Path(recipe.run.out))
     reading = described(recipe, vocabulary.n_vocab)
     if recipe.model.weights:
         model = load(recipe.model.source, dtype="float32").train()
     else:
         model = build(reading.spec, seed=None)
-        initialise(model, recipe.run.seed, recipe.model.std)
+        scaled = scales(reading.spec, recipe.model.base_width)
+        initialise(model, recipe.run.seed, recipe.model.std, {path: one.std for path, one in scaled.items()})
     recompute_blocks(model, recipe.step.checkpointing)
     Routing(model, recipe.experts)  # refuses losses of experts that are not there
+    divide(model)
     return Run(
         recipe=recipe,
         model=model,
         data=data,
-        optimizer=optimizers(model, recipe.optimizer),
+        optimizer=optimizers(model, recipe.optimizer, recipe.model.base_width),
         reading=reading,
         vocabulary=vocabulary,
     )
@@ -238,9 +249,9 @@ def kind_of(spec: ModelSpec) -> str:
 def require_startable(recipe: Recipe, *, resume: bool) -> None:
     """Raises InputError for a folder that holds a run, or none to resume, and for samples of what writes no text."""
     if resume:
-        _last(recipe)
+        last_checkpoint(recipe)
     else:
-        _require_new(recipe)
+        require_new(recipe)
     if recipe.run.sample_every and WANTED[recipe.data.objective] != DECODER:
         problem = f"the objective {recipe.data.objective} trains no language model"
         raise InputError(problem, field="run.sample_every", value=recipe.run.sample_every, allowed="0")
@@ -256,12 +267,12 @@ def run(
     gradient is not finite. `sample` writes a text every `run.sample_every` steps.
     """
     require_startable(recipe, resume=resume)
-    last = _last(recipe) if resume else None
+    last = last_checkpoint(recipe) if resume else None
     made = prepare(recipe)
     if last is not None:
         made.position = load_state(last, made.model, made.optimizer)
     if resume:
-        _cut_log(made.folder / LOG, -1 if last is None else made.position.step)
+        cut_log(made.folder / LOG, -1 if last is None else made.position.step)
     return Loop(made, report, sample).finish()
 
 
@@ -281,7 +292,7 @@ class Loop:
         one = self.run
         try:
             self._all_steps()
-            export(one)
+            self.export()
         except OSError as error:
             raise self._unwritten(error.strerror or str(error)) from error
         at = one.position
@@ -296,9 +307,10 @@ class Loop:
 
     def _all_steps(self) -> None:
         one, settings = self.run, self.settings
-        one.folder.mkdir(parents=True, exist_ok=True)
-        _replace(one.folder / RECIPE, recipes.dumps(one.recipe))
-        with (one.folder / LOG).open("a", encoding="utf-8") as log:
+        if one.ranks.first:
+            one.folder.mkdir(parents=True, exist_ok=True)
+            _replace(one.folder / RECIPE, recipes.dumps(one.recipe))
+        with (one.folder / LOG if one.ranks.first else Path(os.devnull)).open("a", encoding="utf-8") as log:
             if one.position.step == 0:
                 self._validate(log)
             while one.position.step < settings.steps:
@@ -308,7 +320,7 @@ class Loop:
         one, settings = self.run, self.settings
         lr = one.recipe.optimizer.lr * one.factor(one.position.step)
         try:
-            made = one.step()
+            made = self.stepped()
         except NotFinite as error:
             raise self._stopped(error) from error
         self.loss, step = made.loss, one.position.step
@@ -317,7 +329,7 @@ class Loop:
             said = Progress(step=step, steps=settings.steps, loss=made.loss, lr=lr, gradient_norm=made.gradient_norm)
             if one.norms is not None:
                 said = replace(said, gradients=one.norms.gradients, updates=one.norms.updates)
-            self._say(log, replace(said, fullest_expert=made.fullest, auxiliary=made.auxiliary))
+            self._say(log, replace(said, fullest_expert=made.fullest, auxiliary=made.auxiliary, dropped=made.dropped))
         if self.sample is not None and settings.sample_every and step % settings.sample_every == 0:
             self._sampled(log, self.sample)
         if last or (settings.validate_every and step % settings.validate_every == 0):
@@ -325,9 +337,17 @@ class Loop:
         if last or (settings.save_every and step % settings.save_every == 0):
             self.save()
 
+    def stepped(self) -> Stepped:
+        """Makes one step."""
+        return self.run.step()
+
+    def validate(self) -> float | None:
+        """Returns the mean loss of the validation text, None if there is none."""
+        return self.run.validate()
+
     def _validate(self, log: Any) -> None:  # noqa: ANN401
         begun = time.perf_counter()
-        found = self.run.validate()
+        found = self.validate()
         self._paused += time.perf_counter() - begun
         if found is not None:
             per = self.run.bytes_per_token
@@ -349,10 +369,20 @@ class Loop:
         one.position = replace(one.position, seconds=self._seconds())
         states = one.folder / STATES
         try:
-            save_state(states, one.model, one.optimizer, one.position, recipes.to_dict(one.recipe))
+            self.write_state(states)
         except InputError as error:
             raise self._unwritten(error.problem) from error
-        remove_old(states, self.settings.keep)
+        if one.ranks.first:
+            remove_old(states, self.settings.keep)
+
+    def write_state(self, states: Path) -> None:
+        """Writes the checkpoint of this step."""
+        one = self.run
+        save_state(states, one.model, one.optimizer, one.position, recipes.to_dict(one.recipe))
+
+    def export(self) -> None:
+        """Writes the trained model."""
+        export(self.run)
 
     def _say(self, log: Any, progress: Progress) -> None:  # noqa: ANN401
         """Reports, and writes a line of the log."""
@@ -428,13 +458,14 @@ def _replacing(folder: Path) -> Iterator[Path]:
         shutil.rmtree(fresh, ignore_errors=True)
 
 
-def _require_new(recipe: Recipe) -> None:
+def require_new(recipe: Recipe) -> None:
+    """Raises InputError if the folder of the run holds anything."""
     folder = Path(recipe.run.out)
     if folder.exists() and (not folder.is_dir() or any(path.name != TOKENS for path in folder.iterdir())):
         raise InputError("already exists", field="run.out", value=str(folder), fix="--resume it, or choose another")
 
 
-def _last(recipe: Recipe) -> Path | None:
+def last_checkpoint(recipe: Recipe) -> Path | None:
     """Returns the last checkpoint of the run's folder, None if it stopped before the first."""
     found = checkpoints(Path(recipe.run.out) / STATES)
     if not found:
@@ -445,12 +476,12 @@ def _last(recipe: Recipe) -> Path | None:
     for section, values in now.items():
         for key, value in values.items():
             name, old = f"{section}.{key}", then.get(section, {}).get(key)
-            if value != old and name not in FREE:
+            if value != old and name not in FREE and section not in FREE_SECTIONS:
                 raise InputError(f"the run has {old!r}", field=name, value=value, fix="a changed run is another run")
     return found[-1]
 
 
-def _cut_log(path: Path, step: int) -> None:
+def cut_log(path: Path, step: int) -> None:
     """Removes the lines of steps after this one, which are made again."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     kept = [line for line in lines if _step_of(line) <= step]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import sysconfig
 import warnings
@@ -35,7 +36,9 @@ def files(name: str, folder: Path) -> list[str]:
     path = folder / f"{name.replace(':', '-')}{JSON_LINES}"
     if not path.is_file():
         folder.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
+        fresh = path.with_name(f".{path.name}.{os.getpid()}")
+        fresh.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
+        os.replace(fresh, path)
     return [str(path)]
 
 

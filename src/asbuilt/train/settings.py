@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 from asbuilt.errors import InputError, one_of
 from asbuilt.spec.part import Role
 
-Name = Literal["adamw", "adafactor", "muon", "sgd"]
+Name = Literal["adamw", "adamw-8bit", "adafactor", "muon", "sgd"]
 NAMES: tuple[Name, ...] = get_args(Name)
 Precision = Literal["fp32", "bf16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
@@ -29,7 +29,7 @@ class Optimizer:
     """Which optimizer, and its numbers; those that it does not have are left unused."""
 
     name: Name = "adamw"
-    """adamw, adafactor, sgd, or muon: Muon for the matrices of the blocks and AdamW for all else."""
+    """adamw, adamw-8bit (state in 8 bits), adafactor, sgd, or muon for the blocks' matrices and AdamW for the rest."""
     lr: float = 1e-3
     """Peak learning rate, which the schedule multiplies."""
     betas: tuple[float, float] = (0.9, 0.95)
@@ -69,6 +69,8 @@ class Model:
     """Whether training starts from the source's weights, rather than from random ones."""
     std: float = 0.02
     """Standard deviation of random matrices and tables; those that write to the stream have std / sqrt(2 layers)."""
+    base_width: int = 0
+    """With muP the width that std and learning rates were found at (train/width.py); 0 without muP."""
     config: dict[str, Any] = field(default_factory=dict)
     """Keys of a config.json, with its model_type; vocab_size may be left out, it is then that of the tokenizer."""
 
@@ -79,6 +81,11 @@ class Model:
         if self.weights and not self.source:
             raise InputError("a config has no weights", field="model.weights", value=True, fix="give model.source")
         require_from("model.std", self.std, 0.0)
+        require_from("model.base_width", self.base_width, 0)
+        if self.base_width and self.weights:
+            raise InputError(
+                "the source's weights have a scale already", field="model.base_width", value=self.base_width
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,14 +170,33 @@ class Experts:
     bias_rate: float = 0.0
     """Step of a router's correction after each step: up for experts with fewer tokens than the mean, else down."""
 
+    sequence: float = 0.0
+    """Weight of the auxiliary loss of each sequence alone, averaged over the sequences."""
+    capacity: float = 0.0
+    """Tokens of a sequence that an expert processes, over the mean, first choices first; 0 for all. Others pass by."""
+
     def __post_init__(self) -> None:
-        for name in ("auxiliary", "z_loss", "bias_rate"):
+        for name in ("auxiliary", "z_loss", "bias_rate", "sequence", "capacity"):
             require_from(f"experts.{name}", getattr(self, name), 0.0)
 
     @property
     def on(self) -> bool:
         """Whether anything is."""
-        return bool(self.auxiliary or self.z_loss or self.bias_rate)
+        return bool(self.auxiliary or self.z_loss or self.bias_rate or self.sequence or self.capacity)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parallel:
+    """How the processes that torchrun starts divide a run: they share each batch, and weights as told here."""
+
+    ranks: int = 0
+    """Processes of the run; 0 for as many as torchrun starts."""
+    shard: int = 0
+    """Neighbouring ranks that divide weights, gradients and state (FSDP2; HSDP if not all); 0 for all, 1 for none."""
+
+    def __post_init__(self) -> None:
+        for name in ("ranks", "shard"):
+            require_from(f"parallel.{name}", getattr(self, name), 0)
 
 
 @dataclass(frozen=True, kw_only=True)
