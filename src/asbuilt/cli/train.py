@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import asdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,6 +14,7 @@ import click
 from asbuilt.cli.output import count, print_json, say, size, table, warn
 from asbuilt.cli.running import threads_option
 from asbuilt.cli.streams import draw
+from asbuilt.shown import line
 
 if TYPE_CHECKING:
     from asbuilt.train.loop import Progress
@@ -46,9 +49,9 @@ def train(
     if dry_run:
         _plan(given, as_json)
         return
-    from asbuilt.train.start import run
+    from asbuilt.api.train import train as trained
 
-    outcome = run(given, resume=resume, report=Line())
+    outcome = trained(given, resume=resume, report=Line())
     if int(os.environ.get("RANK", "0")):
         return  # the first of many processes speaks for all
     if as_json:
@@ -72,10 +75,16 @@ class Line:
         """Draws what a run reports."""
         if at.validation is not None:
             end = "\x1b[K\n" if sys.stderr.isatty() else ""
-            self._draw(f"step {at.step}/{at.steps}: validation loss {at.validation:.4f} nats per token", end)
+            bits = "" if at.bits_per_byte is None else f", {at.bits_per_byte:.4f} bits per byte"
+            self._draw(f"step {at.step}/{at.steps}: validation loss {at.validation:.4f} nats per token{bits}", end)
+            return
+        if at.sample is not None:
+            end = "\x1b[K\n" if sys.stderr.isatty() else ""
+            self._draw(f'step {at.step}/{at.steps}: sample "{line(at.sample)}"', end)
             return
         rate, left = count(round(at.tokens_per_second)), clock(at.seconds_left)
-        self._draw(f"step {at.step}/{at.steps}: loss {at.loss:.4f}, {rate} tokens/s, {left} left", "\x1b[K")
+        share = "" if at.mfu is None else f", MFU {at.mfu:.0%}"
+        self._draw(f"step {at.step}/{at.steps}: loss {at.loss:.4f}, {rate} tokens/s{share}, {left} left", "\x1b[K")
 
     def _draw(self, text: str, end: str) -> None:
         if sys.stderr.isatty():
@@ -97,11 +106,12 @@ def clock(seconds: float) -> str:
 def _plan(given: Recipe, as_json: bool) -> None:
     """Prints the parameters, FLOPs, memory and time of the run on this machine."""
     from asbuilt.measure import this_machine
+    from asbuilt.train.corpus import read_corpus
     from asbuilt.train.loop import described
     from asbuilt.train.planned import planned
-    from asbuilt.train.text import text_data
 
-    _, vocabulary = text_data(given.data, given.run.seed)
+    with TemporaryDirectory() as there:  # nothing stays of a run that is only planned
+        _, vocabulary = read_corpus(given.data, given.run.seed, Path(there))
     spec = described(given, vocabulary.n_vocab).spec
     machine = this_machine(say=lambda text: warn(f"{text} ..."), warn=lambda text: warn(f"warning: {text}"))
     plan = planned(given, spec, machine)

@@ -15,6 +15,13 @@ PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 Checkpointing = Literal["none", "selective", "full"]
 CHECKPOINTING: tuple[Checkpointing, ...] = get_args(Checkpointing)
 ROLES: tuple[Role, ...] = get_args(Role)
+Objective = Literal["next", "masked", "spans", "prefix", "prefix-encoder", "pairs"]
+OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
+Packing = Literal["stream", "documents", "single"]
+PACKINGS: tuple[Packing, ...] = get_args(Packing)
+Plot = Literal["", "svg", "png"]
+PLOTS: tuple[Plot, ...] = get_args(Plot)
+UNPADDED = ("spans", "prefix-encoder", "pairs")  # objectives whose rows are made of one text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,14 +90,28 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """A text, in memory, and how it is cut into sequences."""
+    """Texts, how they are cut into sequences, and what is predicted of them."""
 
     text: str = ""
-    """A text file, UTF-8; must be given."""
+    """A text file, a folder of them, JSON lines, a folder of shards, or python:sources, topics or docstrings."""
     tokenizer: str = "characters"
-    """characters: one token for each that occurs; bytes: 256 tokens; or a tokenizer.json, or a folder with one."""
+    """characters: one token for each that occurs; bytes; bpe, trained on the text; a tokenizer.json, or its folder."""
+    n_vocab: int = 4096
+    """Tokens of the tokenizer bpe."""
+    key: str = "text"
+    """What names the text in a line of JSON; pairs have source and target."""
+    objective: Objective = "next"
+    """next: the next token; masked; spans: cut-out spans; prefix, prefix-encoder: the rest of a text; pairs."""
+    rate: float = 0.15
+    """Share of the tokens that are masked, or cut out in spans."""
+    packing: Packing = "stream"
+    """stream: rows are cut anywhere; documents: as many whole ones as fit in a row; single: one in a row."""
+    separate: bool = False
+    """Whether a document's last token has no loss, rather than the next document's first token as its target."""
     context: int = 256
-    """Tokens of a sequence."""
+    """Tokens of a sequence; those that an encoder reads, if there is one."""
+    target: int = 64
+    """Tokens that a decoder writes, of pairs."""
     batch: int = 16
     """Sequences of a micro-batch."""
     validation: float = 0.1
@@ -101,6 +122,18 @@ class Data:
         require_from("data.batch", self.batch, 1)
         if not 0.0 <= self.validation < 1.0:
             raise InputError(field="data.validation", value=self.validation, allowed="a number from 0 to below 1")
+        require_from("data.target", self.target, 2)
+        require_from("data.n_vocab", self.n_vocab, 256)
+        require_among("data.objective", self.objective, OBJECTIVES)
+        require_among("data.packing", self.packing, PACKINGS)
+        if not 0.0 < self.rate < 1.0:
+            raise InputError(field="data.rate", value=self.rate, allowed="a number between 0 and 1")
+        if self.separate and self.objective != "next":
+            allowed = f"false for the objective {self.objective}"
+            raise InputError(field="data.separate", value=True, allowed=allowed)
+        if self.packing != "stream" and self.objective in UNPADDED:
+            allowed = f"stream for the objective {self.objective}"
+            raise InputError(field="data.packing", value=self.packing, allowed=allowed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,12 +217,32 @@ class Loop:
     """Steps between checkpoints; 0 for one at the end."""
     keep: int = 2
     """Checkpoints that are kept, the newest."""
+    norms_every: int = 0
+    """Steps between lines with the gradient norm and the relative update of each weight; 0 for none."""
+    sample_every: int = 0
+    """Steps between texts that a language model writes after the prompt; 0 for none."""
+    prompt: str = "The"
+    """What samples begin with."""
+    sample_tokens: int = 64
+    """Tokens of a sample."""
+    sample_temperature: float = 0.8
+    """Temperature of samples; 0 is greedy."""
+    plot: Plot = ""
+    """svg or png: losses and learning rate in OUT/training.svg, drawn again at each validation; needs matplotlib."""
+    tensorboard: bool = False
+    """Whether OUT/tensorboard gets the numbers of the log; needs the package tensorboard."""
+    wandb: str = ""
+    """Project of Weights & Biases that gets the numbers of the log; needs the package wandb."""
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("seed", 0), ("log_every", 1), ("keep", 1)):
             require_from(f"run.{name}", getattr(self, name), least)
-        for name in ("validate_every", "save_every"):
+        for name in ("validate_every", "save_every", "norms_every", "sample_every", "sample_temperature"):
             require_from(f"run.{name}", getattr(self, name), 0)
+        require_from("run.sample_tokens", self.sample_tokens, 1)
+        require_among("run.plot", self.plot, PLOTS)
+        if self.sample_every and not self.prompt:
+            raise InputError("empty", field="run.prompt", allowed="at least one token")
         if not self.out:
             raise InputError("missing", field="run.out", allowed="a folder")
 

@@ -79,6 +79,8 @@ def checkpoints(folder: Path) -> list[Path]:
 
 def remove_old(folder: Path, keep: int) -> None:
     """Removes all checkpoints but the last `keep`; each loses its name first, so that none is ever half there."""
+    for left in folder.glob(".step-*.removed"):  # by a process that was killed
+        shutil.rmtree(left, ignore_errors=True)
     for path in checkpoints(folder)[:-keep]:
         gone = path.with_name(f".{path.name}.{secrets.token_hex(4)}.removed")
         path.rename(gone)
