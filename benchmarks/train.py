@@ -1,10 +1,11 @@
-"""Training speed beside transformers' GPT-2 and Llama (eager), in one run: the same weights, batches and optimizer.
+"""Training speed beside transformers' GPT-2 and Llama (eager), and a plain PyTorch GPT, in one run.
 
     python benchmarks/train.py [--width 256] [--layers 4] [--context 128] [--batch 4] [--vocab 4096] [--steps 5]
 
 With one thread the processor's time is counted, so that other processes disturb little; with more, the clock's. Both
 take turns, round by round, and each round gives a ratio; the median of those is printed, with the rate of products
-against that of a large matrix product in the same rounds. The losses of the first step must agree.
+against that of a large matrix product in the same rounds. Beside transformers the
+weights are the same, and the losses of the first step must agree.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -64,6 +66,45 @@ def theirs(model: Any, batch: Batch) -> Callable[[], float]:  # noqa: ANN401
     return step
 
 
+class PlainBlock(torch.nn.Module):
+    """A GPT-2 block as one writes it in plain PyTorch, with fused attention."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.n_heads = width // 64
+        self.norms = torch.nn.ModuleList(torch.nn.LayerNorm(width) for _ in range(2))
+        self.qkv, self.o = torch.nn.Linear(width, 3 * width), torch.nn.Linear(width, width)
+        self.up, self.down = torch.nn.Linear(width, 4 * width), torch.nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns (B, T, M)."""
+        q, k, v = (
+            one.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for one in self.qkv(self.norms[0](x)).chunk(3, -1)
+        )
+        y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.o(y.transpose(1, 2).flatten(2))
+        return x + self.down(torch.nn.functional.gelu(self.up(self.norms[1](x)), approximate="tanh"))
+
+
+class PlainGPT(torch.nn.Module):
+    """A GPT-2 in plain PyTorch, its head tied."""
+
+    def __init__(self, o: argparse.Namespace) -> None:
+        super().__init__()
+        self.tokens, self.places = (torch.nn.Embedding(rows, o.width) for rows in (o.vocab, o.context))
+        self.blocks = torch.nn.ModuleList(PlainBlock(o.width) for _ in range(o.layers))
+        self.norm = torch.nn.LayerNorm(o.width)
+        for one in (self.tokens, self.places):
+            torch.nn.init.normal_(one.weight, std=0.02)
+
+    def forward(self, ids: torch.Tensor, use_cache: bool = False) -> SimpleNamespace:
+        """Returns the logits, as transformers does."""
+        x = self.tokens(ids) + self.places.weight[: ids.shape[1]]
+        for one in self.blocks:
+            x = one(x)
+        return SimpleNamespace(logits=torch.nn.functional.linear(self.norm(x), self.tokens.weight))
+
+
 def pair(family: str, spec: Spec, batch: Batch) -> tuple[Callable[[], float], Callable[[], float]]:
     """The step of our model, and that of transformers' with the same weights."""
     from transformers import AutoModelForCausalLM
@@ -92,12 +133,15 @@ def product_rate() -> float:
     return 2 * 768**3 / seconds(lambda: float((a @ b)[0, 0]), 10)
 
 
-def measured(family: str, spec: Spec, o: argparse.Namespace) -> str:
+def measured(family: str, spec: Spec, o: argparse.Namespace, *, plain: bool = False) -> str:
     ids = torch.randint(spec.n_vocab, (o.batch, o.context + 1), generator=torch.Generator().manual_seed(0))
     batch = Batch(ids=ids[:, :-1], targets=ids[:, 1:])
-    mine, other = pair(family, spec, batch)
+    if plain:
+        mine, other = ours(build(spec, seed=0), batch), theirs(PlainGPT(o), batch)
+    else:
+        mine, other = pair(family, spec, batch)
     first = mine(), other()
-    assert abs(first[0] - first[1]) < 1e-4, first
+    assert plain or abs(first[0] - first[1]) < 1e-4, first
     ratios, rates, shares = [], [], []
     flops = cost.flops(spec, Pass(tokens=o.context, batch=o.batch, width=4)).training
     for _ in range(o.rounds):
@@ -106,9 +150,11 @@ def measured(family: str, spec: Spec, o: argparse.Namespace) -> str:
         rates.append((batch.ids.numel() / one, batch.ids.numel() / two))
         shares.append(flops / one / rate)
     ours_rate, their_rate = (statistics.median(column) for column in zip(*rates, strict=True))
+    beside = "plain PyTorch" if plain else "transformers"
     return (
-        f"| {family} | {ours_rate:,.0f} | {their_rate:,.0f} | {statistics.median(ratios):.2f} "
-        f"({min(ratios):.2f} to {max(ratios):.2f}) | {statistics.median(shares):.0%} |"
+        f"| {family}, beside {beside} | {ours_rate:,.0f} | {their_rate:,.0f} "
+        f"| {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) "
+        f"| {statistics.median(shares):.0%} |"
     )
 
 
@@ -128,10 +174,11 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     o = parser.parse_args()
     torch.set_num_threads(o.threads)
-    print("| model | asbuilt, tokens/s | transformers, tokens/s | ratio, median (range) | of the product rate |")
+    print("| model | asbuilt, tokens/s | the other, tokens/s | ratio, median (range) | of the product rate |")
     print("|---|--:|--:|--:|--:|")
     for family, spec in specs(o).items():
         print(measured(family, spec, o), flush=True)
+    print(measured("gpt2", specs(o)["gpt2"], o, plain=True), flush=True)
 
 
 if __name__ == "__main__":

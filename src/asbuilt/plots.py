@@ -1,4 +1,4 @@
-"""Plots of plans: the memory ladder, the roofline by batch, users by context, and the memory of training.
+"""Plots of plans (the memory ladder, the roofline by batch, users by context, the memory of training), and of runs.
 
 The only module that needs matplotlib, which the `plots` extra installs.
 """
@@ -6,6 +6,7 @@ The only module that needs matplotlib, which the `plots` extra installs.
 from __future__ import annotations
 
 import io
+import json
 import os
 import secrets
 from collections.abc import Callable, Sequence
@@ -70,6 +71,26 @@ def save_training(plan: TrainPlan, path: Path) -> None:
         title = f"{plan.model} on {plan.trial.layout.gpus} x {plan.machine.name}, {plan.trial.layout.said}"
         _bar(row[0], plan.ladder[:-1], memory - reserve, "memory without the reserve", title)
         _seconds(row[1], plan)
+
+    _save(path, 1, 2, draw)
+
+
+def save_run(log: Path, path: Path) -> None:
+    """Writes the losses and the learning rate of a run's log by step to `path`; raises as `save` does."""
+    said = [json.loads(text) for text in log.read_text(encoding="utf-8").splitlines()]
+
+    def draw(row: Sequence[Axes], _: int) -> None:
+        steps = [one for one in said if "loss" in one]
+        validated = [one for one in said if "validation" in one]
+        row[0].plot([one["step"] for one in steps], [one["loss"] for one in steps], color=COLOURS[0], label="training")
+        at, losses = [one["step"] for one in validated], [one["validation"] for one in validated]
+        row[0].plot(at, losses, "o-", color=COLOURS[5], label="validation")
+        row[0].set_ylabel("loss, nats per token")
+        row[0].legend(fontsize="small", frameon=False)
+        row[1].plot([one["step"] for one in steps], [one["lr"] for one in steps], color=COLOURS[2])
+        row[1].set_ylabel("learning rate")
+        for axes in row:
+            axes.set_xlabel("steps")
 
     _save(path, 1, 2, draw)
 

@@ -64,6 +64,6 @@ def require_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
 
 def log(folder: Path) -> list[dict[str, Any]]:
     """The lines of a log without times."""
-    timed = ("tokens_per_second", "seconds_left")
+    timed = ("tokens_per_second", "seconds_left", "mfu")
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     return [{key: value for key, value in line.items() if key not in timed} for line in lines]

@@ -223,7 +223,7 @@ def test_refused(shards: Shards) -> None:
     assert shard_data(shards, NextToken(context=n - 1), batch_size=1, seed=1).n_rows == 1
     with pytest.raises(InputError, match=r"validation: .* tokens, and a sequence takes 101"):
         shard_data(shards, NextToken(context=100), batch_size=1, seed=1, validation=0.05)
-    with pytest.raises(InputError, match="packing: must be stream or documents"):
+    with pytest.raises(InputError, match="packing: must be stream, documents or single"):
         shard_data(shards, NextToken(context=8), batch_size=1, seed=1, packing="x")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="batch_size: must be at least 1"):
         shard_data(shards, NextToken(context=8), batch_size=0, seed=1)

@@ -129,7 +129,7 @@ def test_what_a_run_refuses(tmp_path: Path) -> None:
     for content, said in (
         (b"", "empty"),
         (b" \n", "empty"),
-        (b"a\0b", "null bytes"),
+        (b"a\0b", "NUL at byte 1"),
         (b"\xff\xfe", "UTF-8"),
         (b"ab", "tokens"),
     ):

@@ -8,7 +8,8 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Generator, Iterator
 from itertools import accumulate
 from pathlib import Path
 
@@ -117,6 +118,45 @@ def test_several_processes_write_the_same(tmp_path: Path, tokenizer: Tokenizer) 
     assert several.files == one.files
     assert several.ends.tolist() == one.ends.tolist()
     assert several.tokens(0, len(several)).tolist() == [id_ for ids in wanted for id_ in ids]
+
+
+def test_the_end_token_is_put_by_default(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    tokenizer.save(tmp_path / "tok")
+    (tmp_path / "a.txt").write_text("abc")
+    made = cached_shards(tmp_path / "cache", [str(tmp_path / "a.txt")], tmp_path / "tok", workers=1)
+    assert made.tokens(0, len(made)).tolist() == [*tokenizer.encode("abc"), 256]
+
+
+def test_few_pieces_are_read_ahead_and_none_after_the_end_of_interest(tokenizer: Tokenizer) -> None:
+    """Whoever stops reading does not wait, and pieces that no worker has begun are left."""
+    begun, go, held = threading.Event(), threading.Event(), []
+
+    class Slow:
+        def encode(self, text: str) -> list[int]:
+            begun.set()
+            assert text == "0" or go.wait(60)
+            held.append(text)
+            return [0]
+
+    read: list[int] = []
+
+    def many() -> Iterator[Piece]:
+        for number in range(1000):
+            read.append(number)
+            yield Piece(str(number), True)
+
+    copies = [Slow(), Slow()]
+    made = module._encoded(many(), copies)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    assert next(made) == (Piece("0", True), [0])
+    assert len(read) == module.WAITING * len(copies) + 1  # as many wait, and the one that was yielded
+    assert begun.is_set()
+    assert isinstance(made, Generator)
+    made.close()  # both workers still wait here
+    go.set()
+    for worker in threading.enumerate():
+        if worker.name.startswith("ThreadPoolExecutor"):
+            worker.join(60)
+    assert len(held) <= 1 + len(copies)
 
 
 def test_tokenised_once(tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:

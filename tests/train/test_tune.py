@@ -226,6 +226,7 @@ REFUSED = {
     "blocks": ([], {"kind": "qlora"}, "packed: holds no blocks"),
     "two data": (["data.preferences=x"], {}, "data.chat and data.preferences: only one is read"),
     "a tokenizer": (["data.tokenizer=bytes"], {}, "data.tokenizer: chats are written with the model's own"),
+    "packing": (["data.packing=documents"], {}, "data.packing: has no effect on chats"),
     "no file": (["data.chat=none.jsonl"], {}, "data.chat"),
     "balancing": (["experts.bias_rate=0.1"], {"kind": "lora"}, "experts.bias_rate: with adapters nothing else changes"),
     "z-loss": (["data.preferences=x", "data.chat=", "step.z_loss=0.1"], {}, "step.z_loss: not part of the loss"),

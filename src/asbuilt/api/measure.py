@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -51,6 +51,9 @@ def measure(
     tokens: int = TEXT_TOKENS,
     packed: bool | None = None,
     allow_unread: Sequence[str] = (),
+    training: bool = False,
+    batch: int | None = None,
+    seq: int | None = None,
     say: Say = lambda text: None,
     warn: Say = lambda text: None,
 ) -> Report:
@@ -62,7 +65,17 @@ def measure(
     recalibrates the machine. With `kv_dtype`, a format as `generate` takes it, the cache's bytes in it are measured
     too, and the loss with it beside that without: on the first `tokens` of the file `text`, or on a text that the model
     samples. Raises InputError for a model that does not predict the next token, or is too large for this machine.
+
+    With `training` the figures of training are returned instead, as planned and as measured of random weights, for
+    micro-batches of `batch` sequences of `seq` tokens.
     """
+    if training:
+        spec, name = _described(model, allow_unread)
+        others = {"kv_dtype": kv_dtype, "text": text, "packed": packed}
+        return _training(spec, name, others, dtype=dtype, batch=batch, seq=seq, refresh=refresh, say=say, warn=warn)
+    for field, value in (("batch", batch), ("seq", seq)):
+        if value is not None:
+            raise InputError("only of training", field=field, value=value, fix="give --training too")
     if isinstance(model, nn.Module):
         if text is not None:
             raise InputError("a built model has no tokenizer", field="text", value=str(text), fix="leave it out")
@@ -80,6 +93,30 @@ def measure(
     read = _sampled(built) if read is None and kv is not None else read
     made = {"kv": kv, "text": read, "loading": loading}
     return measuring.measure(built, name=source.name, refresh=refresh, **made, say=say, warn=warn)
+
+
+def _described(model: Given, allow_unread: Sequence[str]) -> tuple[Spec, str]:
+    """Returns the description of a model, and its name; no weights are read."""
+    if isinstance(model, Model):
+        return model.spec, model.spec.name
+    source = source_of(model, allow_unread=allow_unread)
+    return source.spec, source.name
+
+
+def _training(
+    spec: Spec,
+    name: str,
+    others: dict[str, object],
+    *,
+    batch: int | None,
+    **settings: Any,  # noqa: ANN401  those of measure_training
+) -> Report:
+    from asbuilt.api.training import BATCH, measure_training
+
+    for field, value in others.items():
+        if value is not None:
+            raise InputError("not of training", field=field, value=str(value), fix="leave it out, or --training")
+    return measure_training(spec, name=name, batch=BATCH if batch is None else batch, **settings)
 
 
 def _format(spec: Spec, kv_dtype: object, dtype: torch.dtype) -> str | None:

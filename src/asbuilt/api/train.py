@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from asbuilt.train import loop
+from asbuilt.api.watch import sample, watchers
+from asbuilt.train import loop, start
 from asbuilt.train import recipe as recipes
 from asbuilt.train.recipe import Recipe
 
@@ -17,10 +18,18 @@ def train(
 ) -> loop.Outcome:
     """Trains by a recipe: one read already, a TOML file, or a shipped one by name, with `key=value` changes.
 
-    `report` is called with every logged step and validation. Raises InputError as `asbuilt.train.loop.run` does.
+    `report` is called with every line of the log. The plot, samples and trackers that the recipe asks for are made.
+    Raises InputError as `asbuilt.train.loop.run` does, and for a package that the recipe needs and is not installed.
     """
     if not isinstance(recipe, Recipe):
         recipe = recipes.read(recipe, changes)
     elif changes:
         recipe = recipes.loads(recipes.dumps(recipe), changes=changes)
-    return loop.run(recipe, resume=resume, report=report)
+    watching = tuple(watchers(recipe))
+
+    def both(at: loop.Progress) -> None:
+        report(at)
+        for one in watching:
+            one(at)
+
+    return start.run(recipe, resume=resume, report=both, sample=sample if recipe.run.sample_every else None)

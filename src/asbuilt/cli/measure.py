@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     default=None,
     help="Keep the weights of a GGUF file or MXFP4 checkpoint packed, or expand them; by default as `generate` does.",
 )
+@click.option("--training", is_flag=True, help="Measure what training takes instead, beside what `plan train` says.")
+@click.option("--batch", type=Tokens(), help="Sequences of a micro-batch, with --training; by default 4.")
+@click.option("--seq", type=Tokens(), help="Tokens of a sequence, with --training; by default 128, or the context.")
 @allow_unread_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
 @click.pass_context
@@ -52,21 +55,27 @@ def measure(
     text: str | None,
     tokens: int,
     packed: bool | None,
+    training: bool,
+    batch: int | None,
+    seq: int | None,
     allow_unread: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Predict MODEL's figures from its description, run it, and print both.
 
     A description without weights is run with random ones, since no figure depends on their values. Speeds are those
-    with the native kernels where they are there; --expanded adds what a training step saves. The exit code is 1
+    with the native kernels where they are there; --expanded adds what a training step saves. With --training it
+    trains a model of random weights instead: state, saved bytes, peak memory, FLOPs and speed without, with selective
+    and with full activation checkpointing, in float32. The exit code is 1
     if any figure other than a speed misses its tolerance.
     """
-    source = opened(model, allow_unread, weights=True)
+    source = opened(model, allow_unread, weights=not training)
     from asbuilt.api.measure import measure as measured
     from asbuilt.api.running import use_threads
 
     use_threads(threads, "--threads")
-    asked = {"kv_dtype": kv_dtype or None, "text": text, "tokens": tokens, "packed": packed}
+    asked = {"kv_dtype": kv_dtype or None, "text": text, "tokens": tokens, "packed": packed, "training": training}
+    asked |= {"batch": batch, "seq": seq}
     report = measured(source, dtype=dtype, refresh=refresh, **asked, say=_say, warn=_warn)  # type: ignore[arg-type]
     if as_json:
         print_json(report.document())

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import asdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,6 +14,7 @@ import click
 from asbuilt.cli.output import count, print_json, say, size, table, warn
 from asbuilt.cli.running import threads_option
 from asbuilt.cli.streams import draw
+from asbuilt.shown import line
 
 if TYPE_CHECKING:
     from asbuilt.train.loop import Progress
@@ -46,21 +50,23 @@ def train(
     if dry_run:
         _plan(given, as_json)
         return
-    from asbuilt.train.loop import ADAPTER, run
+    from asbuilt.api.train import train as trained
+    from asbuilt.train.loop import ADAPTER
 
     per = "pair" if given.data.preferences else "token"
-    outcome = run(given, resume=resume, report=Line(per))
-    exported = outcome.exported
+    outcome = trained(given, resume=resume, report=Line(per))
+    if int(os.environ.get("RANK", "0")):
+        return  # the first of many processes speaks for all
     if as_json:
-        kind = "adapter" if given.tune.adapters else "model"
-        print_json({**asdict(outcome), "folder": str(outcome.folder), "exported": str(exported), kind: str(exported)})
+        kind = "adapter" if outcome.exported.name == ADAPTER else "model"
+        print_json({**asdict(outcome), "folder": str(outcome.folder), kind: str(outcome.exported)})
         return
     said = "" if outcome.validation is None else f", validation loss {outcome.validation:.4f} nats per {per}"
     say(f"{count(outcome.steps)} steps, {count(outcome.tokens)} tokens in {clock(outcome.seconds)}{said}")
-    if exported.name == ADAPTER:
-        say(f"{exported}: the adapters; asbuilt generate {given.model.source} --adapter {exported}")
+    if outcome.exported.name == ADAPTER:
+        say(f"{outcome.exported}: the adapters; asbuilt generate {given.model.source} --adapter {outcome.exported}")
     else:
-        say(f"{exported}: the model; asbuilt generate, measure and transformers load it")
+        say(f"{outcome.exported}: the model; asbuilt generate, measure and transformers load it")
 
 
 def say_all(text: str) -> None:
@@ -82,10 +88,18 @@ class Line:
             return
         if at.validation is not None:
             end = "\x1b[K\n" if sys.stderr.isatty() else ""
-            self._draw(f"step {at.step}/{at.steps}: validation loss {at.validation:.4f} nats per {self._per}", end)
+            bits = "" if at.bits_per_byte is None else f", {at.bits_per_byte:.4f} bits per byte"
+            self._draw(
+                f"step {at.step}/{at.steps}: validation loss {at.validation:.4f} nats per {self._per}{bits}", end
+            )
+            return
+        if at.sample is not None:
+            end = "\x1b[K\n" if sys.stderr.isatty() else ""
+            self._draw(f'step {at.step}/{at.steps}: sample "{line(at.sample)}"', end)
             return
         rate, left = count(round(at.tokens_per_second)), clock(at.seconds_left)
-        self._draw(f"step {at.step}/{at.steps}: loss {at.loss:.4f}, {rate} tokens/s, {left} left", "\x1b[K")
+        share = "" if at.mfu is None else f", MFU {at.mfu:.0%}"
+        self._draw(f"step {at.step}/{at.steps}: loss {at.loss:.4f}, {rate} tokens/s{share}, {left} left", "\x1b[K")
 
     def _draw(self, text: str, end: str) -> None:
         if sys.stderr.isatty():
@@ -111,7 +125,8 @@ def _plan(given: Recipe, as_json: bool) -> None:
     from asbuilt.train.planned import planned
     from asbuilt.train.tune import base_spec
 
-    _, vocabulary, note = read_data(given)
+    with TemporaryDirectory() as there:  # nothing stays of a run that is only planned
+        _, vocabulary, note = read_data(given, Path(there))
     if note:
         warn(f"warning: {note}")
     spec = base_spec(given, described(given, vocabulary.n_vocab))
@@ -135,6 +150,8 @@ def _plan(given: Recipe, as_json: bool) -> None:
         "fits": plan.fits,
         "seconds": seconds,
         "seconds_per_step": step.seconds,
+        "ranks": plan.trial.layout.gpus,
+        "sent_bytes_per_step": {name: traffic.bytes for name, traffic in step.communication.items()},
     }
     if as_json:
         print_json(document)
@@ -149,5 +166,6 @@ def _plan(given: Recipe, as_json: bool) -> None:
         ("saved activations", size(plan.activation_bytes)),
         ("total memory", f"{size(plan.per_device_bytes)} of {size(plan.trial.memory)}"),
         ("time", f"{clock(seconds)}, {step.seconds:.3g} s per step"),
+        *((f"sent per step: {name}", size(sent.bytes)) for name, sent in step.communication.items() if sent.bytes),
     ]
     table(f"{plan.model} on {machine.name}; nothing is trained", ("", "planned"), rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import cast
@@ -50,17 +50,17 @@ def build(
     return built
 
 
-def initialise(built: Model, seed: int, std: float = 0.02) -> None:
+def initialise(built: Model, seed: int, std: float = 0.02, scales: Mapping[str, float] | None = None) -> None:
     """Initialises each weight as declared (`Weight.start`): N(0, std), N(0, std / sqrt(2 n_layers)) or a constant.
 
     Buffers are filled as declared. Radford et al. 2019 (GPT-2), section 2.3: two branches per layer write to the
-    stream, so its variance stays constant.
+    stream, so its variance stays constant. `scales` multiply the standard deviations of weights, by path.
     """
     generator = torch.Generator(device=built.device).manual_seed(seed)
     parameters = dict(built.named_parameters())
     for path, weight, _ in stored_weights(built.spec):
         if path in parameters:
-            _fill(parameters[path], weight, std, built.spec.n_layers, generator)
+            _fill(parameters[path], weight, std * (scales or {}).get(path, 1.0), built.spec.n_layers, generator)
         else:
             built.get_buffer(path).fill_(weight.fill)
 

@@ -5,6 +5,7 @@ Shapes: rows N = B*T, experts E, chosen per row k, R = N*k sorted rows, model wi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -132,6 +133,10 @@ class MixtureOfExperts(PartModule):
         self.formats = {name: stack.format for name, stack in part.stacks.items()}  # as held: interleaved or as stored
         # told each stack's name and inputs, sorted by expert, with so many rows each; a stack is no module to be hooked
         self.watch: Callable[[str, Tensor, list[int]], None] | None = None
+        # where gradients are recorded: the capacity as a factor on the mean load, and what is told which choices were
+        # dropped, (N, k)
+        self.capacity_factor: float | None = None
+        self.told_dropped: Callable[[Tensor], None] | None = None
         self.router = Router(part.router, f"{path}.router")
         self.shared = optional(part.shared, f"{path}.shared")
         self.norm, self.post_norm = optional(part.norm, f"{path}.norm"), optional(part.post_norm, f"{path}.post_norm")
@@ -155,8 +160,12 @@ class MixtureOfExperts(PartModule):
         x_NM = normed(self.norm, x_NM)
         if self.part.d_latent is not None:
             x_NM = self.into_latent(x_NM)
-        if self.part.capacity is not None:
-            weights_Nk = weights_Nk.masked_fill(self.dropped(chosen_Nk, step, self.part.capacity), 0.0)
+        capacity = self.capacity_of(chosen_Nk.numel() // step.batch)
+        if capacity is not None:
+            dropped_Nk = self.dropped(chosen_Nk, step, capacity)
+            weights_Nk = weights_Nk.masked_fill(dropped_Nk, 0.0)
+            if self.told_dropped is not None:
+                self.told_dropped(dropped_Nk)
         order_R = chosen_Nk.flatten().argsort(stable=True)
         counts = group_counts(chosen_Nk, self.part.n_experts)
         if self.part.weighs == "inputs":
@@ -169,6 +178,12 @@ class MixtureOfExperts(PartModule):
         y_NkM = y_RM.view(*weights_Nk.shape, -1)
         y_NM = (y_NkM if self.part.weighs == "inputs" else y_NkM * weights_Nk[:, :, None]).sum(1)
         return y_NM if self.part.d_latent is None else self.from_latent(y_NM)
+
+    def capacity_of(self, choices: int) -> int | None:
+        """Returns how many of a sequence's choices an expert processes: as described, or by the factor in training."""
+        if self.capacity_factor is None or not torch.is_grad_enabled():
+            return self.part.capacity
+        return math.ceil(self.capacity_factor * choices / self.part.n_experts)
 
     def dropped(self, chosen_Nk: Tensor, step: Step, capacity: int) -> Tensor:
         """Returns (N, k): the choices that exceed an expert's capacity. Padding does not count."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Generic, Literal, TypeVar, get_args
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -21,9 +21,9 @@ from asbuilt.errors import InputError, one_of
 from asbuilt.train.batch import Batch
 from asbuilt.train.draws import draw, drawing
 from asbuilt.train.objectives import PADDING, Objective
+from asbuilt.train.settings import PACKINGS, Packing
 from asbuilt.train.shards import Shards
 
-Packing = Literal["stream", "documents"]
 R = TypeVar("R")
 ROUNDS = 6
 TRAINING, VALIDATION, ORDER = "training", "validation", "order"
@@ -34,7 +34,8 @@ class ShardData:
     """Batches of an objective from the tokens `start` to before `stop` of shards.
 
     With `packing="stream"` rows are cut from the documents one after another, wherever a row ends. With "documents" a
-    row holds as many whole documents as fit and is filled with padding; only documents longer than a row are cut.
+    row holds as many whole documents as fit and is filled with padding; only documents longer than a row are cut. With
+    "single" a row holds no more than one document, so that no token attends to another one.
     """
 
     shards: Shards
@@ -52,8 +53,8 @@ class ShardData:
     """What fills rows of whole documents."""
 
     def __post_init__(self) -> None:
-        if self.packing not in get_args(Packing):
-            raise InputError(field="packing", value=self.packing, allowed=one_of(get_args(Packing)))
+        if self.packing not in PACKINGS:
+            raise InputError(field="packing", value=self.packing, allowed=one_of(PACKINGS))
         _require_batch(self.batch_size)
         if not self.n_rows:
             raise InputError(
@@ -107,7 +108,7 @@ class ShardData:
 
     @property
     def _told(self) -> bool:
-        return self.packing == "documents" or bool(getattr(self.objective, "separate", False))
+        return self.packing != "stream" or bool(getattr(self.objective, "separate", False))
 
     def _cut(self, rows: _Rows, number: int) -> tuple[Tensor, Tensor]:
         """Returns the ids (L,) of a row and the documents of its tokens, with padding."""
@@ -131,7 +132,8 @@ class _Rows:
 
     @staticmethod
     def of(shards: Shards, objective: Objective, within: range, packing: Packing) -> _Rows:
-        bounds = pack(shards.ends, within, objective.length) if packing == "documents" else None
+        single = packing == "single"
+        bounds = None if packing == "stream" else pack(shards.ends, within, objective.length, single=single)
         return _Rows(within, objective.length, objective.stride, bounds)
 
     def __len__(self) -> int:
@@ -229,16 +231,20 @@ def divided(shards: Shards, validation: float) -> int:
     return at if whole - at <= 2 * wanted and at else whole - wanted
 
 
-def pack(ends: np.ndarray, within: range, length: int) -> np.ndarray:
+def pack(ends: np.ndarray, within: range, length: int, *, single: bool = False) -> np.ndarray:
     """Returns where rows of whole documents begin and end, (rows, 2): in order, each as many as fit.
 
-    Documents longer than a row are cut into rows of their own, of which the last may hold further documents.
+    Documents longer than a row are cut into rows of their own, of which the last may hold further documents. With
+    `single` no row holds more than one.
     """
     rows, start = [], within.start
     while start < within.stop:
         most = min(start + length, within.stop)
-        last = int(np.searchsorted(ends, most, side="right"))
-        stop = int(ends[last - 1]) if last and ends[last - 1] > start else most
+        last = int(np.searchsorted(ends, start if single else most, side="right"))
+        if single:
+            stop = min(most, int(ends[last]))
+        else:
+            stop = int(ends[last - 1]) if last and ends[last - 1] > start else most
         rows.append((start, stop))
         start = stop
     return np.array(rows, np.int64).reshape(-1, 2)

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from asbuilt.errors import InputError
-from asbuilt.nn.experts import SCORES, Router
+from asbuilt.nn.experts import SCORES, MixtureOfExperts, Router
 from asbuilt.nn.model import Model
+from asbuilt.train.ranks import Ranks
 from asbuilt.train.settings import Experts
 
 
@@ -30,6 +31,16 @@ def auxiliary_loss(router: Router, logits_NE: Tensor, chosen_Nk: Tensor) -> Tens
     p_E = (scores_NE / scores_NE.sum(-1, keepdim=True)).mean(0)
     f_E = counts(chosen_Nk, n_experts) / chosen_Nk.numel()
     return n_experts * (f_E * p_E).sum()
+
+
+def sequence_loss(router: Router, logits_NE: Tensor, chosen_Nk: Tensor, sequences: int) -> Tensor:
+    """Returns the mean of the auxiliary losses of the rows of each sequence alone (DeepSeek-V3, equations 17 to 20).
+
+    Its balanced value is 1 too, which a sequence has only if it uses all experts equally: it asks for more than the
+    loss over a batch.
+    """
+    rows = zip(logits_NE.chunk(sequences), chosen_Nk.chunk(sequences), strict=True)
+    return torch.stack([auxiliary_loss(router, logits, chosen) for logits, chosen in rows]).mean()
 
 
 def router_z_loss(logits_NE: Tensor) -> Tensor:
@@ -54,7 +65,15 @@ class Routing:
             raise InputError(
                 "no router of the model has a correction", field="experts.bias_rate", value=settings.bias_rate
             )
+        self.mixtures = [one for one in model.modules() if isinstance(one, MixtureOfExperts)]
+        for one in self.mixtures:
+            if settings.capacity and one.part.weighs == "inputs":
+                raise InputError(
+                    "an expert with weighted inputs drops none", field="experts.capacity", value=settings.capacity
+                )
+            one.capacity_factor = settings.capacity or None  # stays: blocks may be repeated in the backward pass
         self.loads: dict[Router, Tensor] = {}
+        self._dropped: list[Tensor] = []
         self.balances: list[Tensor] = []
         self._told: list[tuple[Router, Tensor, Tensor]] = []
 
@@ -62,26 +81,49 @@ class Routing:
         self._told = []
         for one in self.routers:
             one.heard = partial(self._hear, one)
+        for one in self.mixtures:
+            one.told_dropped = self._hear_dropped
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         for one in self.routers:
             one.heard = None
+        for one in self.mixtures:
+            one.told_dropped = None
+
+    def _hear_dropped(self, dropped_Nk: Tensor) -> None:
+        self._dropped.append(dropped_Nk.float().mean())
+
+    @property
+    def choices(self) -> list[tuple[Router, Tensor, Tensor]]:
+        """Each router of the last batch with its logits (N, E) and choices (N, k), in order of the blocks."""
+        return list(self._told)
+
+    @property
+    def dropped(self) -> float | None:
+        """The fraction of all choices that exceeded an expert's capacity; None without a capacity."""
+        return float(torch.stack(self._dropped).mean()) if self._dropped else None
 
     def _hear(self, router: Router, logits_NE: Tensor, chosen_Nk: Tensor) -> None:
         self._told.append((router, logits_NE, chosen_Nk))
         found = counts(chosen_Nk, logits_NE.shape[-1])
         self.loads[router] = self.loads[router] + found if router in self.loads else found
 
-    def loss(self, weight: float) -> Tensor | None:
-        """Returns the weighted losses of the last batch, averaged over the routers; None if there are none."""
+    def loss(self, weight: float, sequences: int = 1) -> Tensor | None:
+        """Returns the weighted losses of the last batch, averaged over the routers; None if there are none.
+
+        `sequences` is the number of equal ones that a batch has.
+        """
         given, told = self.settings, self._told
-        if not told or not (given.auxiliary or given.z_loss):
+        if not told or not (given.auxiliary or given.z_loss or given.sequence):
             return None
         total = torch.zeros((), device=told[0][1].device)
         if given.auxiliary:
             balance = torch.stack([auxiliary_loss(*one) for one in told]).mean()
             self.balances.append(balance.detach() * weight)
             total = total + given.auxiliary * balance
+        if given.sequence:
+            each = [sequence_loss(*one, sequences) for one in told]
+            total = total + given.sequence * torch.stack(each).mean()
         if given.z_loss:
             total = total + given.z_loss * torch.stack([router_z_loss(logits) for _, logits, _ in told]).mean()
         return total * weight
@@ -96,6 +138,12 @@ class Routing:
     def auxiliary(self) -> float | None:
         """The auxiliary loss of all batches, unweighted."""
         return float(torch.stack(self.balances).sum()) if self.balances else None
+
+    def gather(self, ranks: Ranks) -> None:
+        """Adds the other ranks' choices and losses."""
+        self.loads = {router: ranks.summed(load_E) for router, load_E in self.loads.items()}
+        if self.balances:
+            self.balances = [ranks.summed(torch.stack(self.balances).sum())]
 
     @torch.no_grad()
     def correct(self) -> None:

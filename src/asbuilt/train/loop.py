@@ -3,8 +3,9 @@
 OUT/recipe.toml            every setting of the run
 OUT/log.jsonl              a line for each logged step and each validation
 OUT/checkpoints/step-N/    the whole state after N steps (train/state.py)
+OUT/tokens/                the text as shards, unless it is held in memory (train/corpus.py)
+OUT/adapter/               in its place the adapters in PEFT's layout, if they alone are trained
 OUT/model/                 the trained model, for transformers where a published family can express it
-OUT/adapter/               the adapters in PEFT's layout, if they alone are trained; there is no OUT/model then
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,32 +32,54 @@ from asbuilt.errors import InputError
 from asbuilt.families import Reading, read_config
 from asbuilt.nn.build import build, initialise
 from asbuilt.nn.model import Model
+from asbuilt.spec import Model as ModelSpec
 from asbuilt.spec.part import Gives
 from asbuilt.train import recipe as recipes
-from asbuilt.train.batch import Data
+from asbuilt.train.batch import IGNORED, Data
+from asbuilt.train.corpus import TOKENS, read_corpus
 from asbuilt.train.data import PairData
 from asbuilt.train.experts import Routing
+from asbuilt.train.norms import Norms, Watched
 from asbuilt.train.optimizer import Optimizers, optimizers
+from asbuilt.train.ranks import ALONE, Ranks
+from asbuilt.train.rate import matrix_rate, training_flops
 from asbuilt.train.recipe import Recipe
 from asbuilt.train.recompute import recompute_blocks
 from asbuilt.train.state import Position, checkpoints, load_state, read_recipe, remove_old, save_state
 from asbuilt.train.step import NotFinite, Stepped, evaluate, train_step
-from asbuilt.train.text import Vocabulary, text_data
+from asbuilt.train.text import Vocabulary
 from asbuilt.train.tune import chat_data, referred, tuned_model
 from asbuilt.train.tune_settings import require_tunable
+from asbuilt.train.width import scales
 
 RECIPE, LOG, STATES, EXPORTED = "recipe.toml", "log.jsonl", "checkpoints", "model"
 ADAPTER = "adapter"  # the folder of adapters, which take the model's place
 # Sections and keys that a resumed run may change: what is written when, not what is computed.
-FREE = ("run.out", "run.log_every", "run.validate_every", "run.save_every", "run.keep")
-FREE += ("data.text", "data.chat", "data.preferences")
+FREE = ("run.out", "run.log_every", "run.validate_every", "run.save_every", "run.keep", "data.text")
+FREE += ("run.norms_every", "run.sample_every", "run.prompt", "run.sample_tokens", "run.sample_temperature")
+FREE += ("run.plot", "run.tensorboard", "run.wandb")
+FREE += ("data.chat", "data.preferences")
+FREE_SECTIONS = ("parallel",)  # which processes compute it
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16}
 TRAINED: tuple[Gives, ...] = ("logits",)
+DECODER, ENCODER, BOTH = "a decoder", "an encoder", "an encoder-decoder"
+WANTED = {
+    "next": DECODER,
+    "prefix": DECODER,
+    "masked": ENCODER,
+    "spans": BOTH,
+    "prefix-encoder": BOTH,
+    "pairs": BOTH,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """What a run reports: of a step or, with a `validation`, of the model after it. Losses are nats per token."""
+    """What a run reports: of a step or, with a `validation` or a `sample`, of the model after it.
+
+    Losses are nats per token; `bits_per_byte` is the validation loss over the bytes of the text, where the model writes
+    one; `mfu` is the share of the rate of a large product (train/rate.py).
+    """
 
     step: int
     steps: int
@@ -65,9 +89,15 @@ class Progress:
     gradient_norm: float | None = None
     fullest_expert: float | None = None
     auxiliary: float | None = None
+    dropped: float | None = None
     tokens: int = 0
     tokens_per_second: float = 0.0
     seconds_left: float = 0.0
+    mfu: float | None = None
+    bits_per_byte: float | None = None
+    sample: str | None = None
+    gradients: dict[str, float] | None = None
+    updates: dict[str, float] | None = None
     note: str | None = None
 
 
@@ -81,11 +111,16 @@ class Outcome:
     validation: float | None
     seconds: float
     folder: Path
-    exported: Path
-    """The folder of the trained model, or of the adapters."""
+
+    @property
+    def exported(self) -> Path:
+        """The folder of the trained model, or of the adapters."""
+        adapter = self.folder / ADAPTER
+        return adapter if adapter.is_dir() else self.folder / EXPORTED
 
 
 Report = Callable[[Progress], None]
+Sample = Callable[["Run"], str]
 
 
 @dataclass(kw_only=True)
@@ -99,8 +134,13 @@ class Run:
     reading: Reading
     vocabulary: Vocabulary
     note: str = ""
-    """What the data lack, in words."""
+    """What was cut of the data, in words."""
     position: Position = field(default_factory=Position)
+    flops: int = 0
+    """FLOPs of the steps since the process began."""
+    norms: Norms | None = None
+    """Of the last step, where they were asked for."""
+    ranks: Ranks = ALONE
 
     @property
     def folder(self) -> Path:
@@ -113,10 +153,13 @@ class Run:
 
     def step(self) -> Stepped:
         """Makes one step."""
-        given, at = self.recipe.step, self.position
+        given, at, ranks = self.recipe.step, self.position, self.ranks
         batches = [
-            self.data.batch(at.step * given.accumulate + i).to(self.model.device) for i in range(given.accumulate)
+            self.data.batch(at.step * given.accumulate + i, ranks.number, ranks.count).to(self.model.device)
+            for i in range(given.accumulate)
         ]
+        every = self.recipe.run.norms_every
+        watched = Watched(self.model) if every and (at.step + 1) % every == 0 else None
         made = train_step(
             self.model,
             batches,
@@ -127,51 +170,71 @@ class Run:
             rows=given.loss_rows or None,
             autocast=AUTOCAST[given.precision],
             experts=self.recipe.experts,
+            ranks=ranks,
         )
         self.position = replace(at, step=at.step + 1, tokens=at.tokens + made.tokens)
+        spec = self.model.spec if self.recipe.tune.adapters else self.reading.spec
+        self.flops += sum(training_flops(spec, batch) for batch in batches)
+        self.norms = None if watched is None else watched.norms()
         return made
 
     def validate(self) -> float | None:
         """Returns the mean loss of the validation text, None if there is none."""
-        batches = [batch.to(self.model.device) for batch in self.data.validation()]
+        batches = [self.ranks.share(batch).to(self.model.device) for batch in self.data.validation()]
         if not batches:
             return None
         given = self.recipe.step
-        found = evaluate(self.model, batches, rows=given.loss_rows or None, autocast=AUTOCAST[given.precision])
+        found = evaluate(
+            self.model, batches, rows=given.loss_rows or None, autocast=AUTOCAST[given.precision], ranks=self.ranks
+        )
         self.position = replace(self.position, validation=found)
         return found
 
+    @cached_property
+    def bytes_per_token(self) -> float | None:
+        """Bytes of the validation text for each of its targets; None where the model writes no text."""
+        data = self.recipe.data
+        if data.preferences or data.objective in ("masked", "spans") or self.vocabulary.tokenizer is None:
+            return None
+        lengths_V, nbytes, counted = self.vocabulary.byte_lengths(), 0, 0
+        for batch in self.data.validation():
+            nbytes += int(lengths_V[batch.targets[batch.targets != IGNORED]].sum())
+            counted += batch.counted
+        return nbytes / counted if counted else None
 
-def prepare(recipe: Recipe) -> Run:
-    """Returns a run at its beginning: data read, model built and initialised."""
-    data, vocabulary, note = read_data(recipe)
+
+def prepare(recipe: Recipe, divide: Callable[[Model], None] = lambda _: None) -> Run:
+    """Returns a run at its beginning: data read, model built, initialised, and divided over devices by `divide`."""
+    data, vocabulary, note = read_data(recipe, Path(recipe.run.out))
     reading = described(recipe, vocabulary.n_vocab)
     if recipe.model.weights:
         model = tuned_model(recipe.model.source, recipe.tune, recipe.run.seed)
     else:
         model = build(reading.spec, seed=None)
-        initialise(model, recipe.run.seed, recipe.model.std)
+        scaled = scales(reading.spec, recipe.model.base_width)
+        initialise(model, recipe.run.seed, recipe.model.std, {path: one.std for path, one in scaled.items()})
     recompute_blocks(model, recipe.step.checkpointing)
     Routing(model, recipe.experts)  # refuses losses of experts that are not there
     if recipe.data.preferences:
         data = with_references(recipe, data, model)
+    divide(model)
     return Run(
         recipe=recipe,
         model=model,
         data=data,
-        optimizer=optimizers(model, recipe.optimizer),
+        optimizer=optimizers(model, recipe.optimizer, recipe.model.base_width),
         reading=reading,
         vocabulary=vocabulary,
         note=note,
     )
 
 
-def read_data(recipe: Recipe) -> tuple[Data, Vocabulary, str]:
+def read_data(recipe: Recipe, out: Path) -> tuple[Data, Vocabulary, str]:
     """Returns the data that the recipe names, their tokenizer, and in words what was cut of them."""
     require_tunable(recipe)
     if recipe.data.chat or recipe.data.preferences:
         return chat_data(recipe)
-    return *text_data(recipe.data, recipe.run.seed), ""
+    return *read_corpus(recipe.data, recipe.run.seed, out), ""
 
 
 def with_references(recipe: Recipe, data: Data, model: Model) -> Data:
@@ -192,12 +255,13 @@ def described(recipe: Recipe, n_vocab: int) -> Reading:
         # the defaults of published configs are tokens of other vocabularies
         reading = replace(reading, carried=dict.fromkeys(GENERATION_KEYS) | reading.carried)
     spec, context = reading.spec, recipe.data.context
-    if spec.gives not in TRAINED or spec.reads != ("tokens",):
+    wanted = WANTED[recipe.data.objective]
+    if spec.gives not in TRAINED or kind_of(spec) != wanted:
         raise InputError(
-            "only language models are trained by this loop",
+            f"the objective {recipe.data.objective} does not suit it",
             field="model",
             value=spec.name,
-            allowed="one that reads tokens and gives logits",
+            allowed=f"{wanted} that gives logits",
         )
     if spec.n_vocab < n_vocab:
         raise InputError(
@@ -208,46 +272,66 @@ def described(recipe: Recipe, n_vocab: int) -> Reading:
     return reading
 
 
-def run(recipe: Recipe, *, resume: bool = False, report: Report = lambda _: None) -> Outcome:
+def kind_of(spec: ModelSpec) -> str:
+    """Returns what a model is for an objective; empty if it also reads what is no text."""
+    more = {*spec.reads} - {"tokens", "types"}
+    if more == {"source"}:
+        return BOTH
+    if more:
+        return ""
+    return DECODER if spec.decodes else ENCODER
+
+
+def require_startable(recipe: Recipe, *, resume: bool) -> None:
+    """Raises InputError for a folder that holds a run, or none to resume, and for samples of what writes no text."""
+    if resume:
+        last_checkpoint(recipe)
+    else:
+        require_new(recipe)
+    if recipe.run.sample_every and WANTED[recipe.data.objective] != DECODER:
+        problem = f"the objective {recipe.data.objective} trains no language model"
+        raise InputError(problem, field="run.sample_every", value=recipe.run.sample_every, allowed="0")
+
+
+def run(
+    recipe: Recipe, *, resume: bool = False, report: Report = lambda _: None, sample: Sample | None = None
+) -> Outcome:
     """Trains as the recipe says, from the beginning or from the last checkpoint in its folder.
 
     Resuming continues as if the run had never stopped: the same losses, the same weights, bit by bit. Raises
     InputError for a folder that holds a run already, for settings that differ from its own, and when a loss or a
-    gradient is not finite.
+    gradient is not finite. `sample` writes a text every `run.sample_every` steps.
     """
-    last = _last(recipe) if resume else None
-    if not resume:
-        _require_new(recipe)
+    require_startable(recipe, resume=resume)
+    last = last_checkpoint(recipe) if resume else None
     made = prepare(recipe)
     if last is not None:
         made.position = load_state(last, made.model, made.optimizer)
     if resume:
-        _cut_log(made.folder / LOG, -1 if last is None else made.position.step)
-    return Loop(made, report).finish()
+        cut_log(made.folder / LOG, -1 if last is None else made.position.step)
+    return Loop(made, report, sample).finish()
 
 
 class Loop:
     """The loop of a prepared run."""
 
-    def __init__(self, made: Run, report: Report) -> None:
-        self.run, self.report, self.settings = made, report, made.recipe.run
+    def __init__(self, made: Run, report: Report, sample: Sample | None = None) -> None:
+        self.run, self.report, self.sample, self.settings = made, report, sample, made.recipe.run
         self.loss: float | None = None
+        dtype = AUTOCAST[made.recipe.step.precision] or torch.float32
+        self._peak = matrix_rate(made.model.device.type, dtype)
         self._begun, self._before = time.perf_counter(), made.position
         self._paused = 0.0
 
     def finish(self) -> Outcome:
         """Runs all steps that are left, and exports the model."""
-        one, settings = self.run, self.settings
-        one.folder.mkdir(parents=True, exist_ok=True)
-        (one.folder / RECIPE).write_text(recipes.dumps(one.recipe), encoding="utf-8")
-        with (one.folder / LOG).open("a", encoding="utf-8") as log:
-            if one.note:
-                self._say(log, Progress(step=one.position.step, steps=settings.steps, note=one.note))
-            if one.position.step == 0:
-                self._validate(log)
-            while one.position.step < settings.steps:
-                self._step(log)
-        exported, at = export(one), one.position
+        one = self.run
+        try:
+            self._all_steps()
+            self.export()
+        except OSError as error:
+            raise self._unwritten(error.strerror or str(error)) from error
+        at = one.position
         return Outcome(
             steps=at.step,
             tokens=at.tokens,
@@ -255,40 +339,88 @@ class Loop:
             validation=at.validation,
             seconds=self._seconds(),
             folder=one.folder,
-            exported=exported,
         )
+
+    def _all_steps(self) -> None:
+        one, settings = self.run, self.settings
+        if one.ranks.first:
+            one.folder.mkdir(parents=True, exist_ok=True)
+            _replace(one.folder / RECIPE, recipes.dumps(one.recipe))
+        with (one.folder / LOG if one.ranks.first else Path(os.devnull)).open("a", encoding="utf-8") as log:
+            if one.note:
+                self._say(log, Progress(step=one.position.step, steps=settings.steps, note=one.note))
+            if one.position.step == 0:
+                self._validate(log)
+            while one.position.step < settings.steps:
+                self._step(log)
 
     def _step(self, log: Any) -> None:  # noqa: ANN401  an open file
         one, settings = self.run, self.settings
         lr = one.recipe.optimizer.lr * one.factor(one.position.step)
         try:
-            made = one.step()
+            made = self.stepped()
         except NotFinite as error:
             raise self._stopped(error) from error
         self.loss, step = made.loss, one.position.step
         last = step == settings.steps
-        if step % settings.log_every == 0 or last or step == 1:
+        if step % settings.log_every == 0 or last or step == 1 or one.norms is not None:
             said = Progress(step=step, steps=settings.steps, loss=made.loss, lr=lr, gradient_norm=made.gradient_norm)
-            self._say(log, replace(said, fullest_expert=made.fullest, auxiliary=made.auxiliary))
+            if one.norms is not None:
+                said = replace(said, gradients=one.norms.gradients, updates=one.norms.updates)
+            self._say(log, replace(said, fullest_expert=made.fullest, auxiliary=made.auxiliary, dropped=made.dropped))
+        if self.sample is not None and settings.sample_every and step % settings.sample_every == 0:
+            self._sampled(log, self.sample)
         if last or (settings.validate_every and step % settings.validate_every == 0):
             self._validate(log)
         if last or (settings.save_every and step % settings.save_every == 0):
             self.save()
 
+    def stepped(self) -> Stepped:
+        """Makes one step."""
+        return self.run.step()
+
+    def validate(self) -> float | None:
+        """Returns the mean loss of the validation text, None if there is none."""
+        return self.run.validate()
+
     def _validate(self, log: Any) -> None:  # noqa: ANN401
         begun = time.perf_counter()
-        found = self.run.validate()
+        found = self.validate()
         self._paused += time.perf_counter() - begun
         if found is not None:
-            self._say(log, Progress(step=self.run.position.step, steps=self.settings.steps, validation=found))
+            per = self.run.bytes_per_token
+            bits = found / math.log(2) / per if per else None
+            at = Progress(step=self.run.position.step, steps=self.settings.steps, validation=found)
+            self._say(log, replace(at, bits_per_byte=bits))
+
+    def _sampled(self, log: Any, sample: Sample) -> None:  # noqa: ANN401
+        begun = time.perf_counter()
+        self.run.model.eval()
+        written = sample(self.run)
+        self.run.model.train()
+        self._paused += time.perf_counter() - begun
+        self._say(log, Progress(step=self.run.position.step, steps=self.settings.steps, sample=written))
 
     def save(self) -> None:
         """Writes a checkpoint, then removes those beyond the number that is kept."""
         one = self.run
         one.position = replace(one.position, seconds=self._seconds())
         states = one.folder / STATES
+        try:
+            self.write_state(states)
+        except InputError as error:
+            raise self._unwritten(error.problem) from error
+        if one.ranks.first:
+            remove_old(states, self.settings.keep)
+
+    def write_state(self, states: Path) -> None:
+        """Writes the checkpoint of this step."""
+        one = self.run
         save_state(states, one.model, one.optimizer, one.position, recipes.to_dict(one.recipe))
-        remove_old(states, self.settings.keep)
+
+    def export(self) -> None:
+        """Writes the trained model."""
+        export(self.run)
 
     def _say(self, log: Any, progress: Progress) -> None:  # noqa: ANN401
         """Reports, and writes a line of the log."""
@@ -296,7 +428,8 @@ class Loop:
         done = at.step - self._before.step
         rate = (at.tokens - self._before.tokens) / now if now > 0 else 0.0
         left = (self.settings.steps - at.step) * now / done if done else 0.0
-        progress = replace(progress, tokens=at.tokens, tokens_per_second=rate, seconds_left=left)
+        mfu = self.run.flops / now / self._peak if done else None
+        progress = replace(progress, tokens=at.tokens, tokens_per_second=rate, seconds_left=left, mfu=mfu)
         said = {key: value for key, value in vars(progress).items() if value is not None and key != "steps"}
         log.write(json.dumps(said) + "\n")
         log.flush()
@@ -306,13 +439,22 @@ class Loop:
         return self._before.seconds + time.perf_counter() - self._begun
 
     def _stopped(self, error: NotFinite) -> InputError:
-        kept = checkpoints(self.run.folder / STATES)
-        last = f"the last checkpoint is {kept[-1]}" if kept else "no checkpoint was written yet"
         return InputError(
             f"training stopped at step {self.run.position.step + 1}: {error.tensor} is not finite",
             field=str(self.run.folder),
-            fix=f"lower optimizer.lr or raise schedule.warmup; {last}",
+            fix=f"lower optimizer.lr or raise schedule.warmup; {self._kept()}",
         )
+
+    def _unwritten(self, why: str) -> InputError:
+        return InputError(
+            f"training stopped after step {self.run.position.step}: {why}",
+            field=str(self.run.folder),
+            fix=f"put that right and --resume; {self._kept()}",
+        )
+
+    def _kept(self) -> str:
+        kept = checkpoints(self.run.folder / STATES)
+        return f"the last checkpoint is {kept[-1]}" if kept else "no checkpoint was written yet"
 
 
 def export(one: Run) -> Path:
@@ -350,6 +492,8 @@ def export_adapter(one: Run) -> Path:
 @contextmanager
 def _replacing(folder: Path) -> Iterator[Path]:
     """Yields the name of a folder to write, which takes the place of `folder` at the end."""
+    for left in folder.parent.glob(f".{folder.name}.*"):  # by a process that was killed
+        shutil.rmtree(left, ignore_errors=True)
     fresh = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.new")
     try:
         yield fresh
@@ -364,13 +508,14 @@ def _replacing(folder: Path) -> Iterator[Path]:
         shutil.rmtree(fresh, ignore_errors=True)
 
 
-def _require_new(recipe: Recipe) -> None:
+def require_new(recipe: Recipe) -> None:
+    """Raises InputError if the folder of the run holds anything."""
     folder = Path(recipe.run.out)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if folder.exists() and (not folder.is_dir() or any(path.name != TOKENS for path in folder.iterdir())):
         raise InputError("already exists", field="run.out", value=str(folder), fix="--resume it, or choose another")
 
 
-def _last(recipe: Recipe) -> Path | None:
+def last_checkpoint(recipe: Recipe) -> Path | None:
     """Returns the last checkpoint of the run's folder, None if it stopped before the first."""
     found = checkpoints(Path(recipe.run.out) / STATES)
     if not found:
@@ -381,17 +526,22 @@ def _last(recipe: Recipe) -> Path | None:
     for section, values in now.items():
         for key, value in values.items():
             name, old = f"{section}.{key}", then.get(section, {}).get(key)
-            if value != old and name not in FREE:
+            if value != old and name not in FREE and section not in FREE_SECTIONS:
                 raise InputError(f"the run has {old!r}", field=name, value=value, fix="a changed run is another run")
     return found[-1]
 
 
-def _cut_log(path: Path, step: int) -> None:
+def cut_log(path: Path, step: int) -> None:
     """Removes the lines of steps after this one, which are made again."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     kept = [line for line in lines if _step_of(line) <= step]
+    _replace(path, "".join(f"{line}\n" for line in kept))
+
+
+def _replace(path: Path, text: str) -> None:
+    """Writes a file that has, whatever happens, either the old text or the new one."""
     fresh = path.with_name(f".{path.name}.new")
-    fresh.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+    fresh.write_text(text, encoding="utf-8")
     os.replace(fresh, path)
 
 

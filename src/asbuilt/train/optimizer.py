@@ -5,17 +5,22 @@ Weight decay pulls matrices towards 0; vectors (gains, biases) and, unless asked
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import torch
 from torch import nn
 
+from asbuilt.errors import InputError, one_of
 from asbuilt.nn.build import built_parameters
 from asbuilt.nn.model import Model
 from asbuilt.plan.train.optimizers import orthogonal
 from asbuilt.spec.part import Role, stored_weights
+from asbuilt.train.eight_bit import AdamW8bit
 from asbuilt.train.settings import Optimizer as Settings
+from asbuilt.train.width import Scales, scales
+
+ADAM = ("adamw", "adamw-8bit")
 
 
 class Optimizers:
@@ -28,7 +33,7 @@ class Optimizers:
         """Steps them at the peak learning rates times `factor`."""
         for one, peak in self.made:
             for group in one.param_groups:
-                group["lr"] = peak * factor
+                group["lr"] = peak * group.get("scale", 1.0) * factor
             one.step()
 
     def zero_grad(self) -> None:
@@ -42,12 +47,15 @@ class Optimizers:
         return [parameter for one, _ in self.made for group in one.param_groups for parameter in group["params"]]
 
 
-def optimizers(model: Model, given: Settings) -> Optimizers:
-    """Returns the optimizers of a model's trainable parameters."""
+def optimizers(model: Model, given: Settings, base_width: int = 0) -> Optimizers:
+    """Returns the optimizers of a model's trainable parameters, with muP from a base width, if there is one."""
+    if base_width and given.name not in ADAM:
+        raise InputError("muP's scales are Adam's", field="optimizer.name", value=given.name, allowed=one_of(ADAM))
     held = trainable(model)
+    scaled = scales(model.spec, base_width)
     matrices = [one for one in held if given.name == "muon" and one.matrix]
     rest = [one for one in held if one not in matrices]
-    made = [(_plain(given, _groups(rest, given)), given.lr)] if rest else []
+    made = [(_plain(given, _groups(rest, given, scaled)), given.lr)] if rest else []
     if matrices:
         muon = torch.optim.Muon((one.parameter for one in matrices), lr=given.muon_lr, weight_decay=given.weight_decay)
         made.append((muon, given.muon_lr))
@@ -73,12 +81,18 @@ def trainable(model: Model) -> list[Trained]:
     ]
 
 
-def _groups(held: list[Trained], given: Settings) -> list[dict[str, object]]:
-    """Returns the groups with and without weight decay."""
-    decayed = [one.parameter for one in held if one.role in given.decayed]
-    others = [one.parameter for one in held if one.role not in given.decayed]
-    groups = ({"params": decayed, "weight_decay": given.weight_decay}, {"params": others, "weight_decay": 0.0})
-    return [group for group in groups if group["params"]]
+def _groups(held: list[Trained], given: Settings, scaled: Mapping[str, Scales]) -> list[dict[str, object]]:
+    """Returns the groups of parameters with equal weight decay and scale of the learning rate.
+
+    Decay is multiplied by the learning rate: a scaled one decays as much a step as one that is not.
+    """
+    found: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for one in held:
+        scale = scaled[one.path].lr
+        decay = given.weight_decay / scale if one.role in given.decayed else 0.0
+        found.setdefault((decay, scale), []).append(one.parameter)
+    ordered = sorted(found.items(), key=lambda each: -each[0][0])
+    return [{"params": held, "weight_decay": decay, "scale": scale} for (decay, scale), held in ordered]
 
 
 def _plain(given: Settings, groups: list[dict[str, object]]) -> torch.optim.Optimizer:
@@ -86,4 +100,6 @@ def _plain(given: Settings, groups: list[dict[str, object]]) -> torch.optim.Opti
         return torch.optim.Adafactor(groups, lr=given.lr)
     if given.name == "sgd":
         return torch.optim.SGD(groups, lr=given.lr, momentum=given.betas[0])
+    if given.name == "adamw-8bit":
+        return AdamW8bit(groups, lr=given.lr, betas=given.betas, eps=given.eps)
     return torch.optim.AdamW(groups, lr=given.lr, betas=given.betas, eps=given.eps, fused=True)

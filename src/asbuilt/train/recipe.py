@@ -12,7 +12,7 @@ import math
 import textwrap
 import tomllib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -20,7 +20,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from asbuilt.errors import InputError, near, one_of
 from asbuilt.files import read_text
 from asbuilt.train.schedule import Schedule
-from asbuilt.train.settings import Data, Experts, Loop, Model, Optimizer, Step
+from asbuilt.train.settings import Data, Experts, Loop, Model, Optimizer, Parallel, Step
 from asbuilt.train.tune_settings import Tune
 
 LARGEST = 1 << 20  # bytes of a recipe
@@ -38,6 +38,7 @@ class Recipe:
     schedule: Schedule = field(default_factory=Schedule)
     step: Step = field(default_factory=Step)
     experts: Experts = field(default_factory=Experts)
+    parallel: Parallel = field(default_factory=Parallel)
     run: Loop = field(default_factory=Loop)
 
 
@@ -48,13 +49,16 @@ def shipped() -> list[str]:
 
 def read(name: str | Path, changes: Sequence[str] = ()) -> Recipe:
     """Returns the recipe in a TOML file, or the shipped one of this name, with `key=value` changes."""
-    path, names = Path(name), shipped()
+    path, names, beside = Path(name), shipped(), False
     if str(name) in names and not path.is_file():
-        path = SHIPPED / f"{name}.toml"
+        path, beside = SHIPPED / f"{name}.toml", True
     elif not path.exists():
         hint = near(str(name), names) or f"shipped are {', '.join(names)}"
         raise InputError("no such recipe", field="RECIPE", value=str(name), allowed="a .toml file", fix=hint)
-    return loads(read_text(path, LARGEST), str(path), changes)
+    made = loads(read_text(path, LARGEST), str(path), changes)
+    if beside and made.model.source and (SHIPPED / made.model.source).is_file():  # a spec in the package
+        made = replace(made, model=replace(made.model, source=str(SHIPPED / made.model.source)))
+    return made
 
 
 def loads(text: str, where: str = "recipe", changes: Sequence[str] = ()) -> Recipe:

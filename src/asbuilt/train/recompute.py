@@ -1,7 +1,8 @@
 """Activation checkpointing: blocks whose activations are computed again in the backward pass.
 
 `full` keeps a block's input alone and runs the whole block twice (Chen et al. 2016, arXiv 1604.06174). `selective`
-keeps the results of matrix products and of attention too, and repeats only what is cheap: norms, activations, sums.
+keeps the results of matrix products and of attention too, and repeats only what is cheap: norms, activations, sums, and
+products that are larger than both their factors: attention's scores, where no fused kernel computes them.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ KEPT = frozenset(
         aten._scaled_dot_product_cudnn_attention.default,
     }
 )
+BATCHED = frozenset({aten.bmm.default, aten.baddbmm.default})
 
 
 def recompute_blocks(model: Model, kind: Checkpointing) -> None:
@@ -78,7 +80,8 @@ class Selection:
         known, seen = self.count, {False: 0, True: 0}
 
         def policy(at: Any, op: Any, *args: Any, **more: Any) -> CheckpointPolicy:  # noqa: ANN401
-            if op not in KEPT or not torch.is_grad_enabled():  # an indexer's scores may change in place
+            cheap = op not in KEPT or (op in BATCHED and _larger(*args[-2:]))
+            if cheap or not torch.is_grad_enabled():  # an indexer's scores may change in place
                 return CheckpointPolicy.PREFER_RECOMPUTE
             seen[at.is_recompute] += 1
             self.count = max(self.count, seen[False])
@@ -86,6 +89,11 @@ class Selection:
             return CheckpointPolicy.PREFER_RECOMPUTE if last else CheckpointPolicy.MUST_SAVE
 
         return create_selective_checkpoint_contexts(policy)
+
+
+def _larger(a: Tensor, b: Tensor) -> bool:
+    """Returns whether a batched product is larger than both factors, as the scores of attention are."""
+    return a.shape[0] * a.shape[1] * b.shape[2] > max(a.numel(), b.numel())
 
 
 def ends_with_sum(part: spec.Block) -> bool:

@@ -8,13 +8,20 @@ from typing import Any, Literal, get_args
 from asbuilt.errors import InputError, one_of
 from asbuilt.spec.part import Role
 
-Name = Literal["adamw", "adafactor", "muon", "sgd"]
+Name = Literal["adamw", "adamw-8bit", "adafactor", "muon", "sgd"]
 NAMES: tuple[Name, ...] = get_args(Name)
 Precision = Literal["fp32", "bf16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 Checkpointing = Literal["none", "selective", "full"]
 CHECKPOINTING: tuple[Checkpointing, ...] = get_args(Checkpointing)
 ROLES: tuple[Role, ...] = get_args(Role)
+Objective = Literal["next", "masked", "spans", "prefix", "prefix-encoder", "pairs"]
+OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
+Packing = Literal["stream", "documents", "single"]
+PACKINGS: tuple[Packing, ...] = get_args(Packing)
+Plot = Literal["", "svg", "png"]
+PLOTS: tuple[Plot, ...] = get_args(Plot)
+UNPADDED = ("spans", "prefix-encoder", "pairs")  # objectives whose rows are made of one text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +29,7 @@ class Optimizer:
     """Which optimizer, and its numbers; those that it does not have are left unused."""
 
     name: Name = "adamw"
-    """adamw, adafactor, sgd, or muon: Muon for the matrices of the blocks and AdamW for all else."""
+    """adamw, adamw-8bit (state in 8 bits), adafactor, sgd, or muon for the blocks' matrices and AdamW for the rest."""
     lr: float = 1e-3
     """Peak learning rate, which the schedule multiplies."""
     betas: tuple[float, float] = (0.9, 0.95)
@@ -62,6 +69,8 @@ class Model:
     """Whether training starts from the source's weights, rather than from random ones."""
     std: float = 0.02
     """Standard deviation of random matrices and tables; those that write to the stream have std / sqrt(2 layers)."""
+    base_width: int = 0
+    """With muP the width that std and learning rates were found at (train/width.py); 0 without muP."""
     config: dict[str, Any] = field(default_factory=dict)
     """Keys of a config.json, with its model_type; vocab_size may be left out, it is then that of the tokenizer."""
 
@@ -72,32 +81,63 @@ class Model:
         if self.weights and not self.source:
             raise InputError("a config has no weights", field="model.weights", value=True, fix="give model.source")
         require_from("model.std", self.std, 0.0)
+        require_from("model.base_width", self.base_width, 0)
+        if self.base_width and self.weights:
+            raise InputError(
+                "the source's weights have a scale already", field="model.base_width", value=self.base_width
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """A text, or chats, in memory, and how they become sequences."""
+    """Texts, how they are cut into sequences, and what is predicted of them."""
 
-    text: str = ""
-    """A text file, UTF-8; one of text, chat and preferences must be given."""
     chat: str = ""
-    """JSON lines of chats: messages with roles, or prompt and response; the loss is on the answers alone."""
+    """JSON lines of chats, messages with roles, or prompt and response; the loss is on the answers alone."""
     preferences: str = ""
     """JSON lines of a prompt with a chosen and a rejected answer, for direct preference optimisation."""
+    text: str = ""
+    """A text file, a folder of them, JSON lines, a folder of shards, or python:sources, topics or docstrings."""
     tokenizer: str = "characters"
-    """characters, one token for each that occurs; bytes; a tokenizer.json, or its folder; chats use the model's."""
+    """characters: one token for each that occurs; bytes; bpe, trained on the text; a tokenizer.json, or its folder."""
+    n_vocab: int = 4096
+    """Tokens of the tokenizer bpe."""
+    key: str = "text"
+    """What names the text in a line of JSON; pairs have source and target."""
+    objective: Objective = "next"
+    """next: the next token; masked; spans: cut-out spans; prefix, prefix-encoder: the rest of a text; pairs."""
+    rate: float = 0.15
+    """Share of the tokens that are masked, or cut out in spans."""
+    packing: Packing = "stream"
+    """stream: rows are cut anywhere; documents: as many whole ones as fit in a row; single: one in a row."""
+    separate: bool = False
+    """Whether a document's last token has no loss, rather than the next document's first token as its target."""
     context: int = 256
-    """Tokens of a sequence; chats that have more are cut."""
+    """Tokens of a sequence; those that an encoder reads, if there is one."""
+    target: int = 64
+    """Tokens that a decoder writes, of pairs."""
     batch: int = 16
-    """Sequences, or pairs of them, of a micro-batch."""
+    """Sequences of a micro-batch."""
     validation: float = 0.1
-    """Fraction of the text or the lines, at the end, that is only validated on."""
+    """Fraction of the text, at its end, that is only validated on."""
 
     def __post_init__(self) -> None:
         require_from("data.context", self.context, 1)
         require_from("data.batch", self.batch, 1)
         if not 0.0 <= self.validation < 1.0:
             raise InputError(field="data.validation", value=self.validation, allowed="a number from 0 to below 1")
+        require_from("data.target", self.target, 2)
+        require_from("data.n_vocab", self.n_vocab, 256)
+        require_among("data.objective", self.objective, OBJECTIVES)
+        require_among("data.packing", self.packing, PACKINGS)
+        if not 0.0 < self.rate < 1.0:
+            raise InputError(field="data.rate", value=self.rate, allowed="a number between 0 and 1")
+        if self.separate and self.objective != "next":
+            allowed = f"false for the objective {self.objective}"
+            raise InputError(field="data.separate", value=True, allowed=allowed)
+        if self.packing != "stream" and self.objective in UNPADDED:
+            allowed = f"stream for the objective {self.objective}"
+            raise InputError(field="data.packing", value=self.packing, allowed=allowed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,14 +174,33 @@ class Experts:
     bias_rate: float = 0.0
     """Step of a router's correction after each step: up for experts with fewer tokens than the mean, else down."""
 
+    sequence: float = 0.0
+    """Weight of the auxiliary loss of each sequence alone, averaged over the sequences."""
+    capacity: float = 0.0
+    """Tokens of a sequence that an expert processes, over the mean, first choices first; 0 for all. Others pass by."""
+
     def __post_init__(self) -> None:
-        for name in ("auxiliary", "z_loss", "bias_rate"):
+        for name in ("auxiliary", "z_loss", "bias_rate", "sequence", "capacity"):
             require_from(f"experts.{name}", getattr(self, name), 0.0)
 
     @property
     def on(self) -> bool:
         """Whether anything is."""
-        return bool(self.auxiliary or self.z_loss or self.bias_rate)
+        return bool(self.auxiliary or self.z_loss or self.bias_rate or self.sequence or self.capacity)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parallel:
+    """How the processes that torchrun starts divide a run: they share each batch, and weights as told here."""
+
+    ranks: int = 0
+    """Processes of the run; 0 for as many as torchrun starts."""
+    shard: int = 0
+    """Neighbouring ranks that divide weights, gradients and state (FSDP2; HSDP if not all); 0 for all, 1 for none."""
+
+    def __post_init__(self) -> None:
+        for name in ("ranks", "shard"):
+            require_from(f"parallel.{name}", getattr(self, name), 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,12 +221,32 @@ class Loop:
     """Steps between checkpoints; 0 for one at the end."""
     keep: int = 2
     """Checkpoints that are kept, the newest."""
+    norms_every: int = 0
+    """Steps between lines with the gradient norm and the relative update of each weight; 0 for none."""
+    sample_every: int = 0
+    """Steps between texts that a language model writes after the prompt; 0 for none."""
+    prompt: str = "The"
+    """What samples begin with."""
+    sample_tokens: int = 64
+    """Tokens of a sample."""
+    sample_temperature: float = 0.8
+    """Temperature of samples; 0 is greedy."""
+    plot: Plot = ""
+    """svg or png: losses and learning rate in OUT/training.svg, drawn again at each validation; needs matplotlib."""
+    tensorboard: bool = False
+    """Whether OUT/tensorboard gets the numbers of the log; needs the package tensorboard."""
+    wandb: str = ""
+    """Project of Weights & Biases that gets the numbers of the log; needs the package wandb."""
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("seed", 0), ("log_every", 1), ("keep", 1)):
             require_from(f"run.{name}", getattr(self, name), least)
-        for name in ("validate_every", "save_every"):
+        for name in ("validate_every", "save_every", "norms_every", "sample_every", "sample_temperature"):
             require_from(f"run.{name}", getattr(self, name), 0)
+        require_from("run.sample_tokens", self.sample_tokens, 1)
+        require_among("run.plot", self.plot, PLOTS)
+        if self.sample_every and not self.prompt:
+            raise InputError("empty", field="run.prompt", allowed="at least one token")
         if not self.out:
             raise InputError("missing", field="run.out", allowed="a folder")
 

@@ -52,18 +52,23 @@ def save_state(folder: Path, model: Model, optimizer: Optimizers, at: Position, 
     state, numbers = _optimizer_state(model, optimizer)
     made = folder / f"step-{at.step:08d}"
     size = sum(t.numel() * t.element_size() for t in (*weights.values(), *state.values()))
-    document = {"version": VERSION, "position": vars(at), "optimizer": numbers, "recipe": recipe}
     with aside(made, size + ROOM) as partial:
         try:
             save_file(_apart(weights), partial / WEIGHTS)
             save_file(_apart(state), partial / OPTIMIZER)
         except SafetensorError as error:
             raise OSError(str(error)) from error
-        (partial / STATE).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        describe_state(partial / STATE, at, numbers, recipe)
         for name in (WEIGHTS, OPTIMIZER, STATE):
-            _sync(partial / name)
-    _sync(folder)
+            sync(partial / name)
+    sync(folder)
     return made
+
+
+def describe_state(file: Path, at: Position, numbers: dict[str, Any], recipe: dict[str, Any]) -> None:
+    """Writes what a checkpoint holds beside tensors; `numbers` are those of the optimizer, by path."""
+    document = {"version": VERSION, "position": vars(at), "optimizer": numbers, "recipe": recipe}
+    file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 def changing(model: Model) -> dict[str, Tensor]:
@@ -83,6 +88,8 @@ def checkpoints(folder: Path) -> list[Path]:
 
 def remove_old(folder: Path, keep: int) -> None:
     """Removes all checkpoints but the last `keep`; each loses its name first, so that none is ever half there."""
+    for left in folder.glob(".step-*.removed"):  # by a process that was killed
+        shutil.rmtree(left, ignore_errors=True)
     for path in checkpoints(folder)[:-keep]:
         gone = path.with_name(f".{path.name}.{secrets.token_hex(4)}.removed")
         path.rename(gone)
@@ -91,7 +98,7 @@ def remove_old(folder: Path, keep: int) -> None:
 
 def read_recipe(checkpoint: Path) -> dict[str, Any]:
     """Returns the recipe of the run that a checkpoint is of."""
-    return _document(checkpoint)["recipe"]
+    return read_document(checkpoint)["recipe"]
 
 
 def load_state(checkpoint: Path, model: Model, optimizer: Optimizers) -> Position:
@@ -99,9 +106,9 @@ def load_state(checkpoint: Path, model: Model, optimizer: Optimizers) -> Positio
 
     Raises InputError, before anything has changed, for a checkpoint that is broken or of another model.
     """
-    document = _document(checkpoint)
-    weights, state = _tensors(checkpoint / WEIGHTS), _tensors(checkpoint / OPTIMIZER)
-    _require_alike(changing(model), weights, checkpoint)
+    document = read_document(checkpoint)
+    weights, state = tensors_of(checkpoint)
+    require_alike(changing(model), weights, checkpoint)
     parameters = {path: p for path, p in model.named_parameters() if p.requires_grad}
     restored = _restored(parameters, state, document["optimizer"], checkpoint)
     with torch.no_grad():
@@ -154,12 +161,13 @@ def _random_state() -> Iterator[tuple[str, Tensor]]:
 
 
 def _restore_random(state: dict[str, Tensor]) -> None:
-    torch.set_rng_state(state[f"{RANDOM}cpu"])
+    if f"{RANDOM}cpu" in state:  # a run of many processes draws nothing, and has none
+        torch.set_rng_state(state[f"{RANDOM}cpu"])
     if torch.cuda.is_available() and f"{RANDOM}cuda" in state:
         torch.cuda.set_rng_state(state[f"{RANDOM}cuda"])
 
 
-def _require_alike(own: dict[str, Tensor], found: dict[str, Tensor], where: Path) -> None:
+def require_alike(own: dict[str, Tensor], found: dict[str, Tensor], where: Path) -> None:
     """Raises InputError naming the first tensor that is missing, unknown or of another shape."""
     for path in [*own, *found]:
         mine, theirs = own.get(path), found.get(path)
@@ -170,7 +178,8 @@ def _require_alike(own: dict[str, Tensor], found: dict[str, Tensor], where: Path
             )
 
 
-def _document(checkpoint: Path) -> dict[str, Any]:
+def read_document(checkpoint: Path) -> dict[str, Any]:
+    """Returns what a checkpoint holds beside tensors."""
     document = read_object(checkpoint / STATE, LARGEST_STATE)
     if document.get("version") != VERSION:
         raise InputError(
@@ -180,6 +189,17 @@ def _document(checkpoint: Path) -> dict[str, Any]:
     if missing:
         raise InputError(f"{', '.join(sorted(missing))} missing", field=str(checkpoint / STATE))
     return document
+
+
+def tensors_of(checkpoint: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Returns weights and optimizer state; those of a checkpoint of many processes are joined."""
+    if (checkpoint / WEIGHTS).exists():
+        return _tensors(checkpoint / WEIGHTS), _tensors(checkpoint / OPTIMIZER)
+    from asbuilt.train.many.state import whole
+
+    held = whole(checkpoint)
+    weights = {key: tensor for key, tensor in held.items() if "/" not in key}
+    return weights, {key: tensor for key, tensor in held.items() if "/" in key}
 
 
 def _tensors(path: Path) -> dict[str, Tensor]:
@@ -198,7 +218,7 @@ def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Has the system write a file or folder to its disk."""
     try:
         held = os.open(path, os.O_RDONLY)

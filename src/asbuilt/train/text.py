@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ from torch import Tensor
 
 from asbuilt.checkpoint.source import Source
 from asbuilt.errors import InputError
-from asbuilt.files import read_regular
+from asbuilt.files import read_regular, require_regular
+from asbuilt.text import sources
 from asbuilt.text.tokenizer import BYTE_OF, TOKENIZER, Tokenizer
 from asbuilt.train.batch import Batch
 from asbuilt.train.draws import drawing
@@ -29,15 +30,21 @@ CHARACTER_OF = {byte: character for character, byte in BYTE_OF.items()}
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """A tokenizer for training: how many tokens it has, its tokenizer.json, and the ids of the text that it cut.
-
-    That of a checkpoint is its `source`'s.
-    """
+    """A tokenizer for training: how many tokens it has, its tokenizer.json, and the ids of a text in memory."""
 
     n_vocab: int
     document: dict[str, Any]
-    ids: Tensor
+    tokenizer: Tokenizer | None = None
     source: Source | None = None
+    """The checkpoint whose tokenizer it is."""
+    ids: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+
+    def byte_lengths(self) -> Tensor:
+        """Returns how many bytes of text each token is, (V,): 0 for control tokens."""
+        known = self.tokenizer
+        assert known is not None
+        tokens = [None if known.is_special(id_) else known.token(id_) for id_ in range(self.n_vocab)]
+        return torch.tensor([0 if token is None else len(known.spelled(token)) for token in tokens])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,17 +105,11 @@ def text_data(settings: Settings, seed: int) -> tuple[TextData, Vocabulary]:
 
 
 def _text(path: Path) -> str:
-    raw = read_regular(path, LARGEST, "data.text")
-    if not raw.strip():
+    require_regular(path, "data.text")
+    text = "".join(piece.text for piece in sources.pieces([str(path)]))
+    if not text.strip():
         raise InputError("the text is empty", field="data.text", value=str(path))
-    try:
-        if b"\0" in raw:
-            raise InputError("not a text: it has null bytes", field="data.text", value=str(path))
-        return raw.decode()
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"not UTF-8: {error.reason} at byte {error.start}", field="data.text", value=str(path)
-        ) from error
+    return text
 
 
 def vocabulary_of(settings: Settings, text: str) -> Vocabulary:
@@ -116,21 +117,28 @@ def vocabulary_of(settings: Settings, text: str) -> Vocabulary:
     if settings.tokenizer == "characters":
         known = sorted(set(text))
         place = {character: i for i, character in enumerate(known)}
-        document, ids = _document(known), torch.tensor([place[character] for character in text])
-        return Vocabulary(n_vocab=len(document["model"]["vocab"]), document=document, ids=ids)
+        document, ids = character_tokens(known), torch.tensor([place[character] for character in text])
+        return Vocabulary(
+            n_vocab=len(document["model"]["vocab"]), document=document, tokenizer=_tokenizer(document), ids=ids
+        )
     if settings.tokenizer == "bytes":
         raw = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).long()
         characters = [CHARACTER_OF[byte] for byte in range(256)]
-        return Vocabulary(n_vocab=256, document=_byte_level(characters, []), ids=raw)
+        document = _byte_level(characters, [])
+        return Vocabulary(n_vocab=256, document=document, tokenizer=_tokenizer(document), ids=raw)
     path = Path(settings.tokenizer)
     file = path / TOKENIZER if path.is_dir() else path
     document = json.loads(read_regular(file, LARGEST_TOKENIZER, "data.tokenizer"))
     tokenizer = Tokenizer.from_file(file.parent)
     ids = torch.tensor(tokenizer.encode(text))
-    return Vocabulary(n_vocab=tokenizer.n_vocab, document=document, ids=ids)
+    return Vocabulary(n_vocab=tokenizer.n_vocab, document=document, tokenizer=tokenizer, ids=ids)
 
 
-def _document(known: list[str]) -> dict[str, Any]:
+def _tokenizer(document: dict[str, Any]) -> Tokenizer:
+    return Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(document)))
+
+
+def character_tokens(known: list[str]) -> dict[str, Any]:
     """Returns the tokenizer.json whose tokens are these characters, in order, each built from its bytes.
 
     Bytes alone come after them, where a character of several needs them: no text has them as tokens.

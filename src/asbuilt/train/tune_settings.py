@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 Kind = Literal["full", "lora", "qlora"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 ADAPTERS, PREFERENCES = ("rank", "alpha", "targets"), ("beta", "smoothing")
+CHATS = ("chat", "preferences", "context", "batch", "validation")  # what is read of the data section for chats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,12 +81,14 @@ def _require_own_tokenizer(recipe: Recipe) -> None:
         )
     if recipe.data.tokenizer != Data.tokenizer:
         _refuse("data.tokenizer", recipe.data.tokenizer, Data.tokenizer, "chats are written with the model's own")
+    others = tuple(one.name for one in fields(Data) if one.name not in CHATS)
+    _require_unused(recipe.data, others, "has no effect on chats", "data")
 
 
-def _require_unused(tune: Tune, names: tuple[str, ...], why: str) -> None:
-    for one in fields(Tune):
-        if one.name in names and getattr(tune, one.name) != one.default:
-            _refuse(f"tune.{one.name}", getattr(tune, one.name), one.default, why)
+def _require_unused(section: Tune | Data, names: tuple[str, ...], why: str, name: str = "tune") -> None:
+    for one in fields(section):
+        if one.name in names and getattr(section, one.name) != one.default:
+            _refuse(f"{name}.{one.name}", getattr(section, one.name), one.default, why)
 
 
 def _refuse(field: str, value: object, default: object, why: str) -> None:

@@ -79,6 +79,13 @@ class AttentionMemory(MappedMemory[Attention]):
             yield Saved(name=f"{name} met", size=positions.n_rows * part.d_query, divided="width")
             yield Saved(name=f"{name} by distance", size=run.rows * part.n_heads * positions.n_rows, divided="width")
 
+    def lends(self, run: Pass) -> tuple[Saved, ...]:
+        """The biases of distances by buckets, which one layer of a stack looks up for all."""
+        if not isinstance(self.part.positions, RelativeBuckets):
+            return ()
+        size = self.part.n_heads * self._masked(run)
+        return (Saved(name=f"{self._pattern} {self.part.positions} biases", size=size, shared=True, divided="width"),)
+
     def recomputes(self) -> tuple[str, ...]:
         """Tensors as large as the scores, if a kernel saves them (Korthikanti et al. 2022, arXiv 2205.05198)."""
         gated = () if self.part.gating is None else ("gated",)

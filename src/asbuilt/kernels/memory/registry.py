@@ -57,6 +57,10 @@ class Memory(Generic[P]):
         """Returns the tensors that autograd saves for the backward pass, those of children and weights excluded."""
         return ()
 
+    def lends(self, run: Pass) -> tuple[Saved, ...]:
+        """Returns the tensors made for all layers that autograd does not save: repeated blocks need them again."""
+        return ()
+
     def recomputes(self) -> tuple[str, ...]:
         """Returns which saved tensors selective checkpointing drops: own names, or `path:name` of parts below.
 

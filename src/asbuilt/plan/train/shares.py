@@ -96,16 +96,17 @@ class Work:
 class Piece:
     """One device's share of a piece, ZeRO apart, and of one micro-batch.
 
-    `kept` is by checkpointing: what stays until the backward pass; `shared` tensors are one for the whole stage.
-    `reduced` numbers of the stream are summed over tensor-parallel ranks in a forward pass, and as many backward;
-    outside the blocks once for both. `sent` ones go to experts and come back, `passed` bytes of keys and values go
-    round the ring of a context.
+    `kept` is by checkpointing: what stays until the backward pass; `shared` tensors are one for the whole stage, as are
+    those that are `lent` to other blocks and stay only where blocks are repeated. `reduced` numbers of the stream are
+    summed over tensor-parallel ranks in a forward pass, and as many backward; outside the blocks once for both. `sent`
+    ones go to experts and come back, `passed` bytes of keys and values go round the ring of a context.
     """
 
     dense: State = field(default_factory=State)
     experts: State = field(default_factory=State)
     kept: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CHECKPOINTING, 0))
     shared: dict[str, int] = field(default_factory=dict)
+    lent: dict[str, int] = field(default_factory=dict)
     temporary: int = 0
     work: Work = field(default_factory=Work)
     reduced: int = 0
@@ -246,6 +247,7 @@ def _joined(a: Piece, b: Piece) -> Piece:
         experts=a.experts + b.experts,
         kept={way: a.kept[way] + b.kept[way] for way in CHECKPOINTING},
         shared=a.shared | b.shared,
+        lent=a.lent | b.lent,
         work=a.work + b.work,
         reduced=a.reduced + b.reduced,
         sent=a.sent + b.sent,
@@ -314,6 +316,7 @@ class _Fold:
             experts=self._state_of(node, spread=True),
             kept=kept if inside else dict.fromkeys(CHECKPOINTING, own),
             shared=shared,
+            lent=self._lent(node),
             temporary=memory(node.own).peak_bytes(run),
             work=self._work(node),
             reduced=sums if self.at.tp > 1 else 0,
@@ -366,6 +369,17 @@ class _Fold:
             own += nbytes
             remade += nbytes if key in dropped else 0
         return own, remade, shared
+
+    def _lent(self, node: Node) -> dict[str, int]:
+        """Returns the bytes of tensors that are made for all blocks, by name, less what making them saves."""
+        found: dict[str, int] = {}
+        for below, seen in node.runs(self.at.local):
+            computed, width = memory(below.own), self.at.run.width
+            lent = computed.lends(seen)
+            made = [tensor for tensor in computed.saves(seen) if tensor.shared] if lent else []
+            found |= {f"{stack(node.path)}{one.name}": one.nbytes(width) for one in lent}
+            found |= {f"{stack(node.path)}{one.name}": -one.nbytes(width) for one in made}
+        return found
 
     def _work(self, node: Node) -> Work:
         """The rank's products of a whole sequence, which context parallelism divides evenly.

@@ -96,6 +96,14 @@ class Section:
             together |= piece.shared
         return sum(piece.kept["none"] for piece in self.outer) + sum(together.values())
 
+    @cached_property
+    def lent(self) -> int:
+        """Bytes of tensors that one block makes for all of a stack, and autograd does not save."""
+        together: dict[str, int] = {}
+        for piece, _ in self.counted:
+            together |= piece.lent
+        return sum(together.values())
+
 
 def sections(shares: Shares, pp: int) -> list[Section]:
     """Returns the distinct sections: of those with equal pieces the first, which holds the most."""
@@ -208,8 +216,9 @@ class StageMemory:
 
     @cached_property
     def outside(self) -> int:
-        """Bytes saved outside the blocks, and of tensors that all blocks share."""
-        return self.outer_in_flight * self.section.outside
+        """Bytes saved outside the blocks, and of tensors that blocks share, or need again when they are repeated."""
+        lent = self.section.lent if self.job.checkpointing != "none" else 0
+        return self.outer_in_flight * (self.section.outside + lent)
 
     @cached_property
     def logits(self) -> int:

@@ -1,0 +1,244 @@
+"""`asbuilt.measure(model, training=True)`: what training takes as planned, beside a step of training as measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.flop_counter import FlopCounterMode
+
+from asbuilt import memory
+from asbuilt.catalog.machine import Machine, from_calibration
+from asbuilt.dtypes import short_name
+from asbuilt.errors import InputError
+from asbuilt.measure import Calibration, Report, Row, calibrate, timing
+from asbuilt.measure.rates import lower_quartile
+from asbuilt.measure.report import BUSY, MEMORY, TIME
+from asbuilt.measure.run import given, peak_bytes, weight_bytes
+from asbuilt.nn import build
+from asbuilt.nn.model import Model
+from asbuilt.plan.train import TrainPlan
+from asbuilt.plan.train import train as planned
+from asbuilt.shown import size
+from asbuilt.spec import Model as Spec
+from asbuilt.train.batch import Batch
+from asbuilt.train.loss import CHUNK, headless
+from asbuilt.train.optimizer import Optimizers, optimizers
+from asbuilt.train.recompute import recompute_blocks
+from asbuilt.train.settings import CHECKPOINTING, Checkpointing, Optimizer
+from asbuilt.train.step import train_step
+
+Say = Callable[[str], None]
+BATCH, SEQ = 4, 128
+# With two micro-batches a step's peak is in the second, when all gradients are there already, as the plan assumes.
+ACCUMULATE = 2
+STEPS = 5
+# The plan's bound for a block's backward pass, where that is larger than the loss, is up to a quarter too high.
+BLOCK = 0.25
+# A block's repetition stops at the last tensor that a gradient needs: without the product that is only added.
+REPEATED = 0.05
+GIVEN = Optimizer(lr=0.0, weight_decay=0.0)  # the weights stay as they are
+
+
+def measure_training(
+    spec: Spec,
+    *,
+    name: str = "",
+    dtype: object = None,
+    batch: int = BATCH,
+    seq: int | None = None,
+    refresh: bool = False,
+    say: Say = lambda text: None,
+    warn: Say = lambda text: None,
+) -> Report:
+    """Returns the figures of training a model with AdamW in float32, planned for this machine and measured on it.
+
+    A step has two micro-batches of `batch` sequences of `seq` tokens, by default 128 or the model's context. State,
+    saved bytes, peak, FLOPs and speed are measured without, with selective and with full activation checkpointing, of
+    random weights. Raises InputError for another dtype, a model that the loss does not suit, or too little memory.
+    """
+    if dtype is not None and short_name(dtype) not in ("fp32", "auto"):
+        raise InputError("training is measured in float32", field="dtype", value=str(dtype), allowed="fp32")
+    seq = _checked(spec, name, batch, seq)
+    calibration = calibrate(refresh=refresh, say=say, warn=warn)
+    machine = from_calibration(asdict(calibration))
+    plans: dict[Checkpointing, TrainPlan] = {kind: _planned(spec, machine, batch, seq, kind) for kind in CHECKPOINTING}
+    _require_room(name or spec.name, plans["none"])
+    others = timing.Others()
+    rows = tuple(_rows(spec, plans, say))
+    return Report(
+        model=name or spec.name,
+        dtype="fp32",
+        machine=_document(calibration, batch, seq),
+        rows=rows,
+        notes=tuple(_notes(others.share())),
+    )
+
+
+def _checked(spec: Spec, name: str, batch: int, seq: int | None) -> int:
+    """Returns the tokens of a sequence; raises InputError for what cannot be measured."""
+    most = spec.max_positions
+    if spec.gives != "logits" or not {"tokens"} <= set(spec.reads) <= {"tokens", "source"}:
+        raise InputError(
+            "training is measured of models that read tokens and predict some",
+            field="MODEL",
+            value=name or spec.name,
+            fix="`asbuilt plan train` says what it would take",
+        )
+    if batch < 1:
+        raise InputError(field="batch", value=batch, allowed="at least 1")
+    seq = min(SEQ, most) if seq is None else seq
+    if not 1 <= seq <= most:
+        raise InputError(field="seq", value=seq, allowed=f"1 to {most}, the model's context")
+    return seq
+
+
+def _planned(spec: Spec, machine: Machine, batch: int, seq: int, kind: Checkpointing) -> TrainPlan:
+    rows = max(1, CHUNK // spec.n_vocab)
+    return planned(
+        spec,
+        machine,
+        seq=seq,
+        batch=batch,
+        accumulate=ACCUMULATE,
+        dtype="fp32",
+        checkpointing=kind,
+        chunked_loss=-(-batch * seq // rows),
+    )
+
+
+def _require_room(name: str, plan: TrainPlan) -> None:
+    have = memory.total()
+    if have is not None and plan.per_device_bytes > have:
+        needed = size(plan.per_device_bytes)
+        raise InputError(
+            f"training needs {needed} of memory, and this machine has {size(have)}",
+            field="MODEL",
+            value=name,
+            fix="a smaller --batch or --seq, or `asbuilt plan train`",
+        )
+
+
+def _document(calibration: Calibration, batch: int, seq: int) -> dict[str, Any]:
+    told = {"optimizer": GIVEN.name, "batch": batch, "seq": seq, "accumulate": ACCUMULATE}
+    return {**asdict(calibration), "training": told}
+
+
+def _notes(others: float | None) -> Iterator[str]:
+    yield f"one step is {ACCUMULATE} micro-batches; FLOPs are with full attention scores"
+    if others is not None and others >= BUSY:
+        yield f"other processes used {others:.0%} of the CPUs while speeds were measured"
+
+
+def _rows(spec: Spec, plans: dict[Checkpointing, TrainPlan], say: Say) -> Iterator[Row]:
+    made = Measured(spec, plans["none"].trial.options.batch, plans["none"].trial.options.seq)
+    yield Row(
+        figure="weights, gradients and AdamW's moments",
+        unit="bytes",
+        predicted=plans["none"].state.total,
+        measured=made.state_bytes(),
+        tolerance=0.0,
+    )
+    for kind, plan in plans.items():
+        say(f"training, checkpointing {kind}")
+        recompute_blocks(made.model, kind)
+        stage, step = plan.trial.fullest, plan.trial.step
+        saved = stage.activations + stage.outside
+        block = stage.recompute_peak >= max(stage.loss_peak, stage.gradient_peak)
+        yield _row(f"saved by a forward pass, {kind}", "bytes", saved, made.saved_bytes(), MEMORY)
+        peak = made.peak_bytes()
+        yield _row(f"peak memory of a step, {kind}", "bytes", plan.per_device_bytes, peak, BLOCK if block else MEMORY)
+        yield _row(
+            f"FLOPs of a step, {kind}", "FLOPs", _flops(plan), made.flops(), REPEATED if kind == "full" else MEMORY
+        )
+        yield _row(f"training, {kind}", "tokens/s", step.tokens / step.seconds, made.speed(), TIME)
+
+
+def _row(figure: str, unit: str, predicted: float, measured: float, tolerance: float) -> Row:
+    return Row(figure=figure, unit=unit, predicted=predicted, measured=measured, tolerance=tolerance)
+
+
+def _flops(plan: TrainPlan) -> float:
+    """Returns the FLOPs of a step as planned, with full scores: with full checkpointing blocks run forward twice."""
+    options, stage = plan.trial.options, plan.trial.fullest
+    again = stage.section.kinds if options.checkpointing == "full" else ()
+    repeated = sum(count * piece.work.forward(causal=False) for piece, count in again)
+    return plan.flops_per_token["exact"] * plan.trial.step.tokens + ACCUMULATE * repeated
+
+
+class Measured:
+    """A model of random weights, its optimizer after one step, and the batches of a step."""
+
+    def __init__(self, spec: Spec, batch: int, seq: int) -> None:
+        self.model: Model = build(spec, seed=0)
+        ids = torch.randint(spec.n_vocab, (batch, seq), generator=torch.Generator().manual_seed(0))
+        ids, beside = given(self.model, ids)
+        one = Batch(ids=ids, targets=ids.roll(-1, 1), source=beside.get("source_BS"))
+        self.batches = [one] * ACCUMULATE
+        self.optimizer: Optimizers = optimizers(self.model, GIVEN)
+        self.step()
+
+    def step(self) -> None:
+        """Runs one step, with random targets."""
+        train_step(self.model, self.batches, self.optimizer)
+
+    def state_bytes(self) -> int:
+        """Returns the bytes of weights, gradients and moments; not of the optimizer's counters of steps."""
+        gradients = sum(p.grad.nbytes for p in self.model.parameters() if p.grad is not None)
+        return weight_bytes(self.model) + gradients + sum(x.nbytes for x in self._state() if x.dim())
+
+    def _state(self) -> Iterator[Tensor]:
+        held = (each for one, _ in self.optimizer.made for each in one.state.values())
+        return (value for each in held for value in each.values() if isinstance(value, Tensor))
+
+    def saved_bytes(self) -> int:
+        """Returns the bytes that are allocated after a forward pass and were not before, and those of the tokens."""
+        kept: list[Tensor] = []
+
+        def forward() -> None:
+            with headless(self.model):
+                kept.append(self.model(self.batches[0].ids, **self.batches[0].inputs))
+
+        forward()  # selective checkpointing counts a block's products in its first pass
+        kept.clear()
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+            forward()
+        events = recorded.profiler.kineto_results.events()  # type: ignore[union-attr]
+        alive = sum(event.nbytes() for event in events if event.name() == "[memory]")  # pyright: ignore
+        inputs = (self.batches[0].ids, *self.batches[0].inputs.values())
+        return alive + sum(tensor.nbytes for tensor in inputs)
+
+    def peak_bytes(self) -> int:
+        """Returns the most bytes allocated during a step: weights, the optimizer's state, and what comes and goes."""
+        self.optimizer.zero_grad()
+        inputs = {x.data_ptr(): x for one in self.batches for x in (one.ids, *one.inputs.values())}
+        held = weight_bytes(self.model) + sum(x.nbytes for x in (*self._state(), *inputs.values()))
+        return held + peak_bytes(self.step)
+
+    def flops(self) -> int:
+        """Returns the FLOPs that PyTorch counts in a step; of its fused attention 2 products forward, 4 backward."""
+        aten = torch.ops.aten
+        fused: dict[Any, Callable[..., int]] = {
+            aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: _attention(q, k, v),
+            aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda _, q, k, v, *__, **___: (
+                2 * _attention(q, k, v)
+            ),
+        }
+        with FlopCounterMode(display=False, custom_mapping=fused) as counter:
+            self.step()
+        return counter.get_total_flops()
+
+    def speed(self) -> float:
+        """Returns tokens per second: the lower quartile of a few steps' times."""
+        tokens = sum(one.ids.numel() for one in self.batches)
+        return tokens / lower_quartile([timing.seconds(self.step) for _ in range(STEPS)])
+
+
+def _attention(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> int:
+    """Returns the FLOPs of (B, H, T, D) queries with S keys and as many values, scores and mix, both in full."""
+    batch, heads, queries, width = q
+    return 2 * batch * heads * queries * k[2] * (width + v[3])

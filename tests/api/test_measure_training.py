@@ -1,0 +1,114 @@
+"""`asbuilt.measure(model, training=True)`: what training takes as planned, beside a step as measured."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+import asbuilt
+from asbuilt import InputError, decoder
+from asbuilt.api import training
+from asbuilt.families import gpt2, read_config
+from asbuilt.spec import Model
+
+SIZES: dict[str, Any] = {"d_model": 64, "n_layers": 2, "n_heads": 4, "n_vocab": 4096, "max_positions": 96}
+MIXTRAL = {
+    "model_type": "mixtral",
+    "vocab_size": 4096,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "max_position_embeddings": 96,
+}
+T5 = {"model_type": "t5", "vocab_size": 4096, "d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4}
+KINDS = ("none", "selective", "full")
+
+
+def specs() -> dict[str, Model]:
+    return {
+        "gpt2": gpt2.build(**SIZES),
+        "llama": decoder(**SIZES, n_kv_heads=2),
+        "mixtral": read_config(MIXTRAL, "mixtral").spec,
+        "t5": read_config(T5, "t5").spec,
+    }
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """What a calibration says, as far as a plan reads it."""
+
+    rate: float = 1e11
+    read_bandwidth: float = 1e10
+    machine: dict[str, Any] = field(
+        default_factory=lambda: {"processor": "drawn", "threads": 1, "memory_bytes": 1 << 34}
+    )
+    rates: dict[str, Any] = field(default_factory=lambda: {"fp32": {"product_rate": 1e11}})
+
+
+@pytest.fixture(autouse=True)
+def _calibrated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "calibrate", lambda **_: Speeds())
+    monkeypatch.setattr(training, "STEPS", 2)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "mixtral", "t5"])
+def test_memory_and_flops_are_as_planned(name: str) -> None:
+    """State exactly; saved bytes, peak and FLOPs within the stated tolerance, in all three kinds of checkpointing."""
+    spec, batch = specs()[name], random.randint(2, 4)
+    made = asbuilt.measure(spec, training=True, batch=batch, seq=random.choice([64, 96]))
+    assert made.ok, [(row.figure, row.error) for row in made.rows if not row.ok]
+    rows = {row.figure: row for row in made.rows}
+    assert len(rows) == 1 + 4 * len(KINDS)
+    state = rows["weights, gradients and AdamW's moments"]
+    assert state.tolerance == 0.0
+    assert state.measured == 16 * sum(p.numel() for p in asbuilt.build(spec).parameters())
+    saved = [rows[f"saved by a forward pass, {kind}"].measured for kind in KINDS]
+    assert saved[0] > saved[1] > saved[2] > 0
+    peaks = [rows[f"peak memory of a step, {kind}"] for kind in KINDS]
+    assert all(row.tolerance == 0.03 and row.measured > state.measured for row in peaks)
+    assert rows["FLOPs of a step, full"].measured > rows["FLOPs of a step, none"].measured
+    assert all(rows[f"training, {kind}"].timed for kind in KINDS)
+
+
+def test_the_weights_do_not_move_and_the_flops_are_three_forward_passes() -> None:
+    spec = decoder(**SIZES)
+    made = training.Measured(spec, 2, 16)
+    before = [p.detach().clone() for p in made.model.parameters()]
+    made.step()
+    assert all(torch.equal(a, b) for a, b in zip(before, made.model.parameters(), strict=True))
+    rows, width, hidden = 2 * 16, SIZES["d_model"], spec.blocks[0].branches[1].body.d_ff  # type: ignore[union-attr]
+    block = 4 * width * width + 3 * width * hidden
+    products = SIZES["n_layers"] * block + width * SIZES["n_vocab"]
+    scores = SIZES["n_layers"] * 2 * 16 * width  # of one token: a row of scores and its mix, all heads together
+    assert made.flops() == training.ACCUMULATE * 3 * rows * 2 * (products + scores)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"seq": 97}, "seq"),
+        ({"batch": 0}, "batch"),
+        ({"dtype": "bf16"}, "dtype"),
+        ({"kv_dtype": "bf16"}, "kv_dtype"),
+        ({"training": False, "seq": 8}, "seq"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_by_name(changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(InputError) as caught:
+        asbuilt.measure(specs()["gpt2"], **{"training": True, **changes})
+    assert caught.value.field == field
+
+
+def test_models_without_a_loss_on_tokens_are_refused() -> None:
+    with pytest.raises(InputError, match="read tokens and predict"):
+        asbuilt.measure("clip-vit-base-patch32", training=True)
+    with pytest.raises(InputError, match="and this machine has"):
+        asbuilt.measure("llama-3.1-405b", training=True)
