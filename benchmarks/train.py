@@ -150,9 +150,11 @@ def measured(family: str, spec: Spec, o: argparse.Namespace, *, plain: bool = Fa
         rates.append((batch.ids.numel() / one, batch.ids.numel() / two))
         shares.append(flops / one / rate)
     ours_rate, their_rate = (statistics.median(column) for column in zip(*rates, strict=True))
+    beside = "plain PyTorch" if plain else "transformers"
     return (
-        f"| {family}, beside {'plain PyTorch' if plain else 'transformers'} | {ours_rate:,.0f} | {their_rate:,.0f} "
-        f"| {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) | {statistics.median(shares):.0%} |"
+        f"| {family}, beside {beside} | {ours_rate:,.0f} | {their_rate:,.0f} "
+        f"| {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) "
+        f"| {statistics.median(shares):.0%} |"
     )
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -124,11 +125,11 @@ def test_four_processes_go_on_with_what_others_have_begun(tmp_path: Path) -> Non
 
 def test_a_lost_process_is_named_and_the_run_goes_on(tmp_path: Path) -> None:
     made = recipe(tmp_path, "run", *WHOLE, "run.steps=2000", "run.save_every=5", "run.validate_every=0")
-    file = tmp_path / "recipe.toml"
+    file, folder = tmp_path / "recipe.toml", tmp_path / "run"
     file.write_text(recipes.dumps(made), encoding="utf-8")
-    command = [sys.executable, "-m", "asbuilt", "train", str(file)]
-    processes = started(command, 2)
-    reach(tmp_path / "run", 7, processes)
+    command = ["-m", "asbuilt", "train", str(file)]
+    processes = started([sys.executable, *command], 2)
+    reach(folder, 7, processes)
     processes[1].kill()
     (code, said), _ = ended(processes)
     assert code == 2
@@ -136,29 +137,25 @@ def test_a_lost_process_is_named_and_the_run_goes_on(tmp_path: Path) -> None:
     assert "the last checkpoint is" in said
     assert "Traceback" not in said
     # torchrun starts both again, and they go on by themselves
-    port = free_port()
-    where = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--local-addr=127.0.0.1"]
+    begun = log(folder)[-1]["step"]
+    where = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--local-addr=127.0.0.1"]
     agent = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=1", *where]
-    torchrun = subprocess.Popen(
-        [*agent, *command[1:], "--resume"], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    begun = log(tmp_path / "run")[-1]["step"]
-    reach(tmp_path / "run", begun + 6, [torchrun])
-    victim = random.choice(children(torchrun.pid))
-    os.kill(victim, signal.SIGKILL)
-    killed = log(tmp_path / "run")[-1]["step"]
-    reach(tmp_path / "run", killed + 6, [torchrun])
-    torchrun.terminate()
-    ended([torchrun])
-    steps = [line["step"] for line in lines(tmp_path / "run")]
+    torchrun = subprocess.Popen([*agent, *command, "--resume"], env=environment(), text=True, stderr=subprocess.PIPE)
+    try:
+        reach(folder, begun + 6, [torchrun])
+        os.kill(random.choice(children(torchrun.pid)), signal.SIGKILL)
+        reach(folder, log(folder)[-1]["step"] + 6, [torchrun])
+    finally:
+        torchrun.terminate()
+        ended([torchrun])
+    steps = [line["step"] for line in lines(folder)]
     assert steps == list(range(1, len(steps) + 1))
-    one = recipe(tmp_path, "one", *WHOLE, "run.steps=2000", "run.validate_every=0")
-    killed_at(one, len(steps) + 1)
-    for mine, theirs in zip(lines(tmp_path / "run"), lines(tmp_path / "one"), strict=False):
+    killed_at(recipe(tmp_path, "one", *WHOLE, "run.steps=2000", "run.validate_every=0"), len(steps))
+    for mine, theirs in zip(lines(folder), lines(tmp_path / "one"), strict=False):
         assert mine == pytest.approx(theirs, abs=1e-4)
 
 
-def lines(folder: Path) -> list[dict[str, object]]:
+def lines(folder: Path) -> list[dict[str, Any]]:
     """The lines of a log that tell losses of training."""
     return [line for line in log(folder) if "loss" in line]
 
