@@ -24,6 +24,7 @@ from asbuilt import cost
 from asbuilt.checkpoint.load import load
 from asbuilt.errors import InputError
 from asbuilt.families import read_config
+from asbuilt.nn.build import interleave
 from asbuilt.nn.cache import Cache
 from asbuilt.nn.model import Model
 
@@ -86,6 +87,7 @@ def of_size(make: Callable[[int], PreTrainedConfig], wanted: int) -> PreTrainedC
 class Ours:
     def __init__(self, folder: Path) -> None:
         self.model: Model = load(folder, dtype=torch.float32)
+        interleave(self.model)  # as `generate` does: layers in native calls, where there are any
 
     def prefill(self, ids_1T: torch.Tensor) -> Callable[[], object]:
         """Computes the prompt, and returns what computes one more token."""

@@ -57,6 +57,7 @@ from asbuilt.spec import (
     Compressor,
     Contrast,
     ConvolutionModule,
+    ConvolvedPatches,
     ConvolvedProjector,
     CrossAttention,
     DeltaTimeMixing,
@@ -74,6 +75,8 @@ from asbuilt.spec import (
     GatedConvolution,
     GatedDeltaNet,
     GatedMLP,
+    GridAttention,
+    GridConvolution,
     GridPatches,
     GridPositions,
     GridVision,
@@ -84,6 +87,7 @@ from asbuilt.spec import (
     HyperConnection,
     ImageEncoder,
     Indexer,
+    InvertedResidual,
     Labelled,
     LanguageModel,
     LatentAttention,
@@ -104,11 +108,13 @@ from asbuilt.spec import (
     MixtureOfExperts,
     MLPProjector,
     Norm,
+    OwnTokens,
     Parallel,
     Part,
     PatchEmbedding,
     PerLayerEmbedding,
     PerLayerInput,
+    PixelConvolution,
     Plane,
     PooledProjector,
     Pooler,
@@ -158,6 +164,7 @@ from asbuilt.spec import Model as ModelSpec
 from asbuilt.spec.attention import order_matters
 from asbuilt.spec.delta_time_mixing import TARGETS as DELTA_TIME_TARGETS
 from asbuilt.spec.linear import Map, Mapped
+from asbuilt.spec.own_tokens import Through
 from asbuilt.spec.positions import rotaries_by_length
 from asbuilt.spec.vision import CLASS_TOKENS, READS
 
@@ -1744,7 +1751,8 @@ def ears(draw: DrawFn, d_text: int, place: int, *, any_length: bool) -> Hearing:
     embedding: MelEmbedding | MelSubsampling = MelEmbedding(**plain)
     if subsampled:
         channels = tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=2)))
-        embedding = MelSubsampling(**plain, channels=channels, eps=draw(EPS))
+        flags = {name: draw(st.booleans()) for name in ("ahead", "cumulative")}
+        embedding = MelSubsampling(**plain, channels=channels, eps=draw(EPS), **flags)
         body = draw(convolution_modules(d_model, cached=False))
         read = (*read, Block(branches=(Branch(name="conv", norm=draw(maybe_norms(d_model)), body=body),)))
     tower = AudioEncoder(
@@ -1762,8 +1770,105 @@ def ears(draw: DrawFn, d_text: int, place: int, *, any_length: bool) -> Hearing:
         activation=draw(st.sampled_from(ACTIVATIONS)),
         bias=draw(st.booleans()),
         stack=stack,
+        norm=draw(maybe_norms(d_model)) if stack == 1 else None,
+        post_norm=draw(maybe_norms(d_text)),
+        every=draw(st.integers(1, 3)) if stack == 1 else 1,
     )
     return Hearing(tower=tower, projector=projector, placeholder=place)
+
+
+@cache
+@st.composite
+def grid_convolutions(draw: DrawFn, d_in: int, d_out: int | None = None, stride: int | None = None) -> GridConvolution:
+    """A convolution over a grid, of whole vectors or of channels apart."""
+    apart = d_out in (None, d_in) and draw(st.booleans())
+    out = d_in if apart else d_out or draw(st.integers(2, 4))
+    kernel = draw(st.integers(2 if apart or stride == 2 else 1, 3))
+    return GridConvolution(
+        d_in=d_in,
+        d_out=out,
+        kernel=kernel,
+        stride=draw(st.integers(1, min(2, kernel))) if stride is None else stride,
+        apart=apart,
+        bias=draw(st.booleans()),
+        norm=RMSNorm(d=out, eps=draw(EPS)),
+        activated=draw(st.booleans()),
+    )
+
+
+@st.composite
+def networks(draw: DrawFn, d_model: int) -> ConvolvedPatches:
+    """A network over images of 8 pixels a side, of two to four blocks."""
+    channels, width = draw(st.integers(2, 3)), draw(st.integers(2, 4))
+    norm = RMSNorm(d=width, eps=draw(EPS))
+    stem = PixelConvolution(d_in=channels, d_out=width, kernel=3, stride=draw(st.integers(1, 2)), norm=norm)
+    made: list[InvertedResidual | GridAttention] = []
+    widths, sides = [width], [8 // stem.stride]
+    for _ in range(draw(st.integers(2, 4))):
+        width = widths[-1]
+        if draw(st.booleans()):
+            reduced = st.none() | grid_convolutions(width, width, draw(st.integers(1, 2)))
+            k_reduced = draw(reduced)
+            v_reduced = None if k_reduced is None else draw(grid_convolutions(width, width, k_reduced.stride))
+            if k_reduced is not None and k_reduced.stride == 1:
+                v_reduced = draw(st.none() | st.just(v_reduced))
+            sizes = {"d_model": width, "n_heads": draw(st.integers(1, 3)), "d_head": draw(st.integers(1, 3))}
+            norm = RMSNorm(d=width, eps=draw(EPS))
+            made.append(GridAttention(**sizes, norm=norm, k_reduced=k_reduced, v_reduced=v_reduced))
+        else:
+            steps = [draw(grid_convolutions(width))]
+            while draw(st.booleans()) and len(steps) < 3:
+                steps.append(draw(grid_convolutions(steps[-1].d_out)))
+            same = steps[-1].d_out == width and all(step.stride == 1 for step in steps)
+            scaled = draw(st.booleans())
+            made.append(InvertedResidual(steps=tuple(steps), scaled=scaled, added=same and draw(st.booleans())))
+        widths.append(getattr(made[-1], "d_out", width))
+        sides.append(made[-1].left(sides[-1]))
+    fused = draw(st.integers(0, len(made) - 2))
+    both, side = widths[fused + 1] + widths[-1], sides[fused + 1]
+    n_side = draw(st.sampled_from([n for n in (1, 2) if side % n == 0]))
+    return ConvolvedPatches(
+        image_size=8,
+        patch_size=8 // n_side,
+        channels=channels,
+        d_model=d_model,
+        stem=stem,
+        blocks=tuple(made),
+        fused=fused,
+        fuse=InvertedResidual(steps=(draw(grid_convolutions(both, d_model, 1)),), scaled=draw(st.booleans())),
+        norm=RMSNorm(d=d_model, eps=draw(EPS)),
+    )
+
+
+OWN: tuple[tuple[Through, int], ...] = (("vision", 0), ("hearing", 3))
+
+
+@st.composite
+def sensers(draw: DrawFn) -> VisionLanguageModel:
+    """A model of texts with images through a network, and sounds, of both of which some token ids have own rows."""
+    text = draw(specs(max_blocks=1).filter(lambda spec: spec.n_vocab > 4 and not rotaries_by_length(spec)))
+    network = draw(networks(draw(st.integers(2, 5))))
+    tower = ImageEncoder(embedding=network, blocks=(), max_positions=network.n_tokens)
+    heard = draw(ears(text.d_model, 4, any_length=True).filter(lambda one: one.tower.embedding.any_length))
+    plain = {"activation": "relu", "post_norm": RMSNorm(d=text.d_model, eps=draw(EPS), gain="none")}
+    alone = {"norm": draw(norms(heard.tower.d_model)), "every": draw(st.integers(1, 3))}
+    through = MLPProjector(widths=(heard.tower.d_model, text.d_model), **plain, **alone)
+    seen = MLPProjector(widths=(network.d_model, text.d_model), **plain, norm=draw(norms(network.d_model)))
+    wide = {"vision": network.d_model, "hearing": heard.tower.d_model}
+    own = tuple(
+        OwnTokens(
+            through=name,
+            first=first,
+            n_rows=draw(st.integers(1, 2)),
+            d_table=wide[name],
+            d_model=text.d_model,
+            norm=RMSNorm(d=wide[name], eps=draw(EPS)),
+        )
+        for name, first in OWN
+    )
+    vision = Vision(tower=tower, projector=seen, placeholder=1)
+    hearing = replace(heard, projector=through, filled=draw(st.booleans()))
+    return VisionLanguageModel.of(text.without_extras, vision, hearing, own)
 
 
 @st.composite

@@ -179,13 +179,38 @@ void multiply(const Product& p) {
   }
 }
 
+void delta_rule(const DeltaRule& job, int threads) {
+  const int64_t of_text = job.key_heads * job.values_per_key, heads = job.batch * of_text, V = job.d_value;
+  // value columns divided further where there are fewer heads than threads would share evenly
+  const int64_t wanted = std::max<int64_t>(1, (3 * threads + heads - 1) / heads);
+  const int64_t width = std::max<int64_t>(8, std::min(V, (V / wanted + 31) / 32 * 32));
+  const int64_t parts = threads > 1 ? (V + width - 1) / width : 1;
+  const Kernels& k = *chosen();
+  each(heads * parts, [&](int64_t i) {
+    const int64_t head = i / parts, from = i % parts * width;
+    k.delta_rule(job, head / of_text, head % of_text, from, parts == 1 ? V : std::min(V, from + width));
+  });
+}
+
+// `before` (texts, kernel - 1, channels) or null.
+void convolve(const float* x, int64_t x_stride, const float* before, const float* taps, const float* bias, int64_t texts,
+              int64_t tokens, int64_t channels, int64_t kernel, bool silu, float* y) {
+  const Kernels& k = *chosen();
+  const int64_t runs = (tokens + 15) / 16;
+  each(texts * runs, [&](int64_t i) {
+    const int64_t text = i / runs, first = i % runs * 16;
+    k.convolve(x + text * tokens * x_stride, x_stride, before ? before + text * (kernel - 1) * channels : nullptr, taps,
+               bias, channels, kernel, silu, y + text * tokens * channels, first, std::min(tokens, first + 16));
+  });
+}
+
 }  // namespace
 }  // namespace asbuilt
 
 using namespace asbuilt;
 #define PUBLIC extern "C" __attribute__((visibility("default")))
 
-PUBLIC int asbuilt_version() { return 3; }
+PUBLIC int asbuilt_version() { return 4; }
 PUBLIC const char* asbuilt_instructions() { return chosen()->name; }
 
 // The names of the instruction sets of this processor and build, the fastest first, with spaces between.
@@ -270,29 +295,11 @@ PUBLIC void asbuilt_rows(const Packed* table, const int64_t* index, int64_t coun
   each(count, [&](int64_t i) { k.unpack_row(*table, index[i], out + i * table->inputs); });
 }
 
-PUBLIC void asbuilt_delta_rule(const DeltaRule* job, int threads) {
-  const int64_t heads = job->batch * job->key_heads * job->values_per_key, V = job->d_value;
-  // value columns divided further where there are fewer heads than threads would share evenly
-  const int64_t wanted = std::max<int64_t>(1, (3 * threads + heads - 1) / heads);
-  const int64_t width = std::max<int64_t>(8, std::min(V, (V / wanted + 31) / 32 * 32)), parts = (V + width - 1) / width;
-  const Kernels& k = *chosen();
-  each(heads * (threads > 1 ? parts : 1), [&](int64_t i) {
-    const int64_t per = threads > 1 ? parts : 1, head = i / per, from = i % per * width;
-    const int64_t of_text = job->key_heads * job->values_per_key;
-    k.delta_rule(*job, head / of_text, head % of_text, from, per == 1 ? V : std::min(V, from + width));
-  });
-}
+PUBLIC void asbuilt_delta_rule(const DeltaRule* job, int threads) { delta_rule(*job, threads); }
 
 PUBLIC void asbuilt_convolve(const float* x, int64_t x_stride, const float* before, const float* taps, const float* bias,
                              int64_t texts, int64_t tokens, int64_t channels, int64_t kernel, int silu, float* y) {
-  const Kernels& k = *chosen();
-  const int64_t runs = (tokens + 15) / 16;
-  each(texts * runs, [&](int64_t i) {
-    const int64_t text = i / runs, first = i % runs * 16;
-    k.convolve(x + text * tokens * x_stride, x_stride, before ? before + text * (kernel - 1) * channels : nullptr, taps,
-               bias, channels, kernel, silu != 0, y + text * tokens * channels, first,
-               std::min(tokens, first + 16));
-  });
+  convolve(x, x_stride, before, taps, bias, texts, tokens, channels, kernel, silu != 0, y);
 }
 
 PUBLIC void asbuilt_gated_norm(const float* y, int64_t y_stride, const float* gate, int64_t gate_stride,
@@ -313,7 +320,8 @@ PUBLIC void asbuilt_gated_product(const float* gate, const float* up, int64_t st
   });
 }
 
-// Tokens of each of `texts` texts through a run of layers: x + o(attention(norm(x))), x + down(act(gate) * up).
+// Tokens of each of `texts` texts through a run of layers: x + o(mixed(norm(x))), x + down(act(gate) * up), mixed by
+// attention or by a gated delta rule.
 
 namespace {
 
@@ -327,14 +335,38 @@ struct Map {
   const void* bias;
 };
 
-struct Layer {
-  Norm attention_norm, ffn_norm, q_norm, k_norm;  // those of heads without a weight and with eps < 0: none
-  Map q, k, v, o, gate, up, down;
+struct Attention {
+  Norm q_norm, k_norm;  // with eps < 0: none
+  Map q, k, v, gate;    // without a gate its matrix has no rows
   int64_t heads, key_heads, d_head, slots;
-  uint8_t *keys, *values;  // (texts, key heads, slots, d_head)
-  int type;                // the plain format of norms, biases, keys and values
+  uint8_t *keys, *values;        // (texts, key heads, slots, d_head)
   int rope, d_rotary, adjacent;  // the number of its tables, -1 for none
-  float scale, attention_scale, ffn_scale;  // of scores, and of what each branch adds
+  float scale;                   // of scores
+};
+
+struct DeltaNet {
+  Norm norm;
+  Map q, k, v, gate, beta, decay;
+  int64_t key_heads, values_per_key, d_key, d_value, kernel;
+  const void *taps, *bias;       // (channels, kernel), (channels) or null
+  const void *A_log, *dt_bias;   // (value heads)
+  uint8_t* before;               // (texts, channels, kernel - 1)
+  float* state;                  // (texts, key heads, d_key, values_per_key * d_value)
+  int silu, gating;
+  float eps;
+  int64_t keys() const { return key_heads * d_key; }
+  int64_t heads() const { return key_heads * values_per_key; }
+  int64_t values() const { return heads() * d_value; }
+  int64_t channels() const { return 2 * keys() + values(); }
+};
+
+struct Layer {
+  const Attention* attention;  // one of the two
+  const DeltaNet* net;
+  Norm norm, ffn_norm;
+  Map o, gate, up, down;
+  int type;  // the plain format of norms, biases, keys and values
+  float mixer_scale, ffn_scale;  // of what each branch adds
   int activation;
 };
 
@@ -342,6 +374,8 @@ struct Rope {
   const float *cos, *sin;  // (texts or 1, tokens, d_rotary)
   int64_t stride;          // between texts
 };
+
+constexpr int kMostMaps = 6;  // that read the same rows
 
 // What one call works on: `tokens` new tokens of each text, positions[text] of it cached already.
 struct Run {
@@ -360,7 +394,8 @@ struct Slab {
 
 struct Scratch {
   std::vector<float> read, q, kv, mixed, gate, hidden, most, total, sums;
-  std::vector<float> norm, q_norm, k_norm, biases[3];  // as float32
+  std::vector<float> norm, q_norm, k_norm, biases[kMostMaps];  // as float32
+  std::vector<float> convolved, before, wide, taps, rates, dt_bias;
 };
 
 // n numbers of a plain format as float32: where they lie, or in `room`.
@@ -399,11 +434,11 @@ void normed(const Kernels& k, const Norm& norm, int type, Scratch& s, const floa
 }
 
 // Norms of heads and RoPE in place; keys and values into the cache.
-void place(const Run& run, const Layer& layer, const Slab& slab, Scratch& s) {
+void place(const Run& run, const Attention& layer, int type, const Slab& slab, Scratch& s) {
   const int64_t D = layer.d_head, H = layer.heads, K = layer.key_heads, rows = slab.rows();
-  const int64_t bytes = D * kFormats[layer.type].bytes;
-  const float* q_weight = as_float(run.k, layer.type, layer.q_norm.weight, D, s.q_norm);
-  const float* k_weight = as_float(run.k, layer.type, layer.k_norm.weight, D, s.k_norm);
+  const int64_t bytes = D * kFormats[type].bytes;
+  const float* q_weight = as_float(run.k, type, layer.q_norm.weight, D, s.q_norm);
+  const float* k_weight = as_float(run.k, type, layer.k_norm.weight, D, s.k_norm);
   each_rows(rows, [&](int64_t first, int64_t last) {
     for (int64_t row = first; row < last; ++row) {
       const int64_t text = slab.text + row / slab.tokens, token = slab.token + row % slab.tokens;
@@ -420,15 +455,15 @@ void place(const Run& run, const Layer& layer, const Slab& slab, Scratch& s) {
         const int64_t slot = ((text * K + h) * layer.slots + run.positions[text] + token) * bytes;
         float* key = &s.kv[(row * K + h) * D];
         placed(key, layer.k_norm, k_weight);
-        run.k.narrow(layer.type, key, D, layer.keys + slot);
-        run.k.narrow(layer.type, &s.kv[((rows + row) * K + h) * D], D, layer.values + slot);
+        run.k.narrow(type, key, D, layer.keys + slot);
+        run.k.narrow(type, &s.kv[((rows + row) * K + h) * D], D, layer.values + slot);
       }
     }
   });
 }
 
 // One token of each text; keys are divided so that every thread has some, in runs of at least 128.
-void attend_one(const Run& run, const Layer& layer, Scratch& s) {
+void attend_one(const Run& run, const Attention& layer, int type, Scratch& s) {
   const int64_t D = layer.d_head, H = layer.heads, K = layer.key_heads, group = H / K, texts = run.texts;
   int64_t longest = 0;
   for (int64_t text = 0; text < texts; ++text) longest = std::max(longest, run.positions[text] + 1);
@@ -438,8 +473,8 @@ void attend_one(const Run& run, const Layer& layer, Scratch& s) {
   s.sums.resize(texts * H * parts * D);
   each(texts * K * parts, [&](int64_t i) {
     const int64_t part = i % parts, head = i / parts % K, text = i / parts / K, n = run.positions[text] + 1;
-    const int64_t slot = (text * K + head) * layer.slots * D * kFormats[layer.type].bytes, at = i * group;
-    const Attend job{&s.q[(text * H + head * group) * D], layer.keys + slot, layer.values + slot, layer.type, group, D,
+    const int64_t slot = (text * K + head) * layer.slots * D * kFormats[type].bytes, at = i * group;
+    const Attend job{&s.q[(text * H + head * group) * D], layer.keys + slot, layer.values + slot, type, group, D,
                      layer.scale, &s.most[at], &s.total[at], &s.sums[at * D]};
     run.k.attend(job, part * n / parts, (part + 1) * n / parts);
   });
@@ -459,15 +494,15 @@ void attend_one(const Run& run, const Layer& layer, Scratch& s) {
   }
 }
 
-void attend_many(const Run& run, const Layer& layer, const Slab& slab, Scratch& s) {
+void attend_many(const Run& run, const Attention& layer, int type, const Slab& slab, Scratch& s) {
   const int64_t D = layer.d_head, H = layer.heads, K = layer.key_heads, group = H / K;
   const int64_t parts = (slab.tokens + kTokensOfPiece - 1) / kTokensOfPiece;
   each(slab.texts * K * parts, [&](int64_t i) {
     // the last tokens first: they see the most keys
     const int64_t part = parts - 1 - i / (slab.texts * K), head = i % K, of = i / K % slab.texts, text = slab.text + of;
-    const int64_t slot = (text * K + head) * layer.slots * D * kFormats[layer.type].bytes;
+    const int64_t slot = (text * K + head) * layer.slots * D * kFormats[type].bytes;
     const int64_t at = (of * slab.tokens * H + head * group) * D;
-    const AttendMany job{&s.q[at], H * D, layer.keys + slot, layer.values + slot, layer.type, group, D,
+    const AttendMany job{&s.q[at], H * D, layer.keys + slot, layer.values + slot, type, group, D,
                          run.positions[text] + slab.token, layer.scale, &s.mixed[at], H * D};
     run.k.attend_many(job, part * kTokensOfPiece, std::min(slab.tokens, (part + 1) * kTokensOfPiece));
   });
@@ -477,57 +512,133 @@ void add(float* x, const float* y, float scale, int64_t n) {
   for (int64_t i = 0; i < n; ++i) x[i] += scale * y[i];
 }
 
-void product(const Kernels& k, int type, Scratch& s, std::initializer_list<const Map*> maps, const float* in,
-             int64_t rows, std::initializer_list<float*> outs) {
-  Packed matrices[3];
-  const float* biases[3];
-  float* to[3];
-  int64_t strides[3];
+struct Into {
+  const Map* map;
+  float* out;
+  int64_t stride;
+};
+
+void product(const Kernels& k, int type, Scratch& s, std::initializer_list<Into> list, const float* in, int64_t rows) {
+  Packed matrices[kMostMaps];
+  const float* biases[kMostMaps];
+  float* outs[kMostMaps];
+  int64_t strides[kMostMaps];
   int n = 0;
-  for (const Map* map : maps) {
-    matrices[n] = map->matrix;
-    biases[n] = as_float(k, type, map->bias, map->matrix.rows, s.biases[n]);
-    strides[n] = map->matrix.rows;
-    to[n] = outs.begin()[n];
-    ++n;
+  for (const Into& one : list) {
+    if (!one.map->matrix.rows) continue;
+    matrices[n] = one.map->matrix;
+    biases[n] = as_float(k, type, one.map->bias, one.map->matrix.rows, s.biases[n]);
+    outs[n] = one.out;
+    strides[n++] = one.stride;
   }
-  multiply({n, matrices, in, rows, matrices[0].inputs, biases, to, strides});
+  multiply({n, matrices, in, rows, matrices[0].inputs, biases, outs, strides});
+}
+
+// s.read to s.mixed (rows, heads * d_head).
+void attend(const Run& run, const Layer& layer, const Slab& slab, Scratch& s) {
+  const Attention& part = *layer.attention;
+  const int64_t rows = slab.rows(), wide = part.heads * part.d_head, of_keys = part.key_heads * part.d_head;
+  s.q.resize(rows * wide);
+  s.kv.resize(2 * rows * of_keys);
+  s.mixed.resize(rows * wide);
+  if (part.gate.matrix.rows) s.gate.resize(rows * wide);
+  float *keys = s.kv.data(), *values = keys + rows * of_keys;
+  product(run.k, layer.type, s,
+          {{&part.q, s.q.data(), wide}, {&part.k, keys, of_keys}, {&part.v, values, of_keys},
+           {&part.gate, s.gate.data(), wide}}, s.read.data(), rows);
+  place(run, part, layer.type, slab, s);
+  if (run.tokens == 1) {
+    attend_one(run, part, layer.type, s);
+  } else {
+    attend_many(run, part, layer.type, slab, s);
+  }
+  if (!part.gate.matrix.rows) return;
+  each_rows(rows, [&](int64_t first, int64_t last) {
+    run.k.gate(&s.gate[first * wide], (last - first) * wide, &s.mixed[first * wide]);
+  });
+}
+
+// The inputs of a convolution that the next tokens read: the last of `x` after those of `before`, in `to` (channels, n).
+void keep_last(const Kernels& k, int type, const float* x, int64_t tokens, const float* before, int64_t channels, int64_t n,
+               std::vector<float>& room, uint8_t* to) {
+  room.resize(channels * n);
+  for (int64_t i = 0; i < n; ++i) {
+    const int64_t token = tokens - n + i;
+    const float* from = token >= 0 ? x + token * channels : before ? before + (n + token) * channels : nullptr;
+    for (int64_t c = 0; c < channels; ++c) room[c * n + i] = from ? from[c] : 0.0f;
+  }
+  k.narrow(type, room.data(), channels * n, to);
+}
+
+// s.read to s.mixed (rows, values), which q, k and v read and write through the state.
+void recur(const Run& run, const Layer& layer, const Slab& slab, Scratch& s) {
+  const DeltaNet& net = *layer.net;
+  const int64_t rows = slab.rows(), C = net.channels(), H = net.heads(), V = net.values(), keys = net.keys();
+  const int64_t left = net.kernel - 1, bytes = C * left * kFormats[layer.type].bytes;
+  s.q.resize(rows * C);
+  s.kv.resize(2 * rows * H);
+  s.gate.resize(rows * V);
+  s.convolved.resize(rows * C);
+  s.mixed.resize(rows * V);
+  float *x = s.q.data(), *beta = s.kv.data(), *decay = beta + rows * H;
+  product(run.k, layer.type, s,
+          {{&net.q, x, C}, {&net.k, x + keys, C}, {&net.v, x + 2 * keys, C}, {&net.gate, s.gate.data(), V},
+           {&net.beta, beta, H}, {&net.decay, decay, H}}, s.read.data(), rows);
+  const bool past = slab.token > 0 || std::any_of(run.positions, run.positions + run.texts, [](int64_t n) { return n > 0; });
+  s.taps.resize(C * net.kernel);
+  const float* taps = as_float(run.k, layer.type, net.taps, C * net.kernel, s.wide);
+  for (int64_t c = 0; c < C; ++c)
+    for (int64_t i = 0; i < net.kernel; ++i) s.taps[i * C + c] = taps[c * net.kernel + i];
+  s.before.resize(slab.texts * left * C);
+  for (int64_t text = 0; text < slab.texts && past; ++text) {
+    const float* before = as_float(run.k, layer.type, net.before + (slab.text + text) * bytes, C * left, s.wide);
+    for (int64_t c = 0; c < C; ++c)
+      for (int64_t i = 0; i < left; ++i) s.before[(text * left + i) * C + c] = before[c * left + i];
+  }
+  const float* before = past ? s.before.data() : nullptr;
+  const float* bias = as_float(run.k, layer.type, net.bias, C, s.biases[0]);
+  convolve(x, C, before, s.taps.data(), bias, slab.texts, slab.tokens, C, net.kernel, net.silu != 0, s.convolved.data());
+  for (int64_t text = 0; text < slab.texts; ++text)
+    keep_last(run.k, layer.type, x + text * slab.tokens * C, slab.tokens, before ? before + text * left * C : nullptr, C,
+              left, s.wide, net.before + (slab.text + text) * bytes);
+  s.rates.resize(H);
+  const float* A_log = as_float(run.k, layer.type, net.A_log, H, s.wide);
+  for (int64_t h = 0; h < H; ++h) s.rates[h] = std::exp(A_log[h]);
+  const float* made = s.convolved.data();
+  delta_rule({slab.texts, slab.tokens, net.key_heads, net.values_per_key, net.d_key, net.d_value, made, made + keys,
+              made + 2 * keys, C, beta, decay, H, H, s.rates.data(),
+              as_float(run.k, layer.type, net.dt_bias, H, s.dt_bias), false, nullptr, net.eps,
+              net.state + slab.text * keys * net.values_per_key * net.d_value, past, s.mixed.data()},
+             run.threads);
+  const float* weight = as_float(run.k, layer.type, net.norm.weight, net.d_value, s.norm);
+  each_rows(rows, [&](int64_t first, int64_t last) {
+    run.k.gated_norm(s.mixed.data(), V, s.gate.data(), V, weight, net.norm.offset, net.norm.eps, H, net.d_value, net.gating,
+                     s.mixed.data(), first, last);
+  });
 }
 
 void through(const Run& run, const Layer& layer, const Slab& slab, Scratch& s, float* x) {
-  const int64_t rows = slab.rows(), queries = rows * layer.heads * layer.d_head, inner = layer.up.matrix.rows;
-  const int64_t keys = rows * layer.key_heads * layer.d_head, width = run.width;
+  const int64_t rows = slab.rows(), inner = layer.up.matrix.rows, width = run.width;
   s.read.resize(rows * width);
-  s.q.resize(queries);
-  s.kv.resize(2 * keys);
-  s.mixed.resize(std::max(queries, rows * inner));
-  s.gate.resize(2 * rows * inner);
   s.hidden.resize(rows * width);
   const auto added = [&](float scale) {
     each_rows(rows, [&](int64_t first, int64_t last) {
       add(x + first * width, &s.hidden[first * width], scale, (last - first) * width);
     });
   };
-  const auto multiplied = [&](std::initializer_list<const Map*> maps, const float* in, std::initializer_list<float*> outs) {
-    product(run.k, layer.type, s, maps, in, rows, outs);
-  };
-  normed(run.k, layer.attention_norm, layer.type, s, x, rows, width, s.read.data());
-  multiplied({&layer.q, &layer.k, &layer.v}, s.read.data(), {s.q.data(), s.kv.data(), s.kv.data() + keys});
-  place(run, layer, slab, s);
-  if (run.tokens == 1) {
-    attend_one(run, layer, s);
-  } else {
-    attend_many(run, layer, slab, s);
-  }
-  multiplied({&layer.o}, s.mixed.data(), {s.hidden.data()});
-  added(layer.attention_scale);
+  normed(run.k, layer.norm, layer.type, s, x, rows, width, s.read.data());
+  layer.net ? recur(run, layer, slab, s) : attend(run, layer, slab, s);
+  product(run.k, layer.type, s, {{&layer.o, s.hidden.data(), width}}, s.mixed.data(), rows);
+  added(layer.mixer_scale);
   normed(run.k, layer.ffn_norm, layer.type, s, x, rows, width, s.read.data());
+  s.gate.resize(2 * rows * inner);
+  s.mixed.resize(rows * inner);
   float *gate = s.gate.data(), *up = gate + rows * inner;
-  multiplied({&layer.gate, &layer.up}, s.read.data(), {gate, up});
+  product(run.k, layer.type, s, {{&layer.gate, gate, inner}, {&layer.up, up, inner}}, s.read.data(), rows);
   each_rows(rows, [&](int64_t first, int64_t last) {
     run.k.gated_product(gate, up, inner, inner, layer.activation, s.mixed.data(), first, last);
   });
-  multiplied({&layer.down}, s.mixed.data(), {s.hidden.data()});
+  product(run.k, layer.type, s, {{&layer.down, s.hidden.data(), width}}, s.mixed.data(), rows);
   added(layer.ffn_scale);
 }
 

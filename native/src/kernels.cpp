@@ -323,13 +323,14 @@ void prepare(const DeltaRule& job, int64_t text, int64_t head, int64_t value_hea
   }
 }
 
+// The rows of S are `wide` apart.
 template <int VECTORS, bool BY_CHANNEL>
-void strip(const Prepared& at, int64_t D, int64_t n, float* S, const float* v, int64_t v_stride, float* y, int64_t y_stride) {
+void strip(const Prepared& at, int64_t D, int64_t n, float* S, int64_t wide, const float* v, int64_t v_stride, float* y, int64_t y_stride) {
   f8 known[VECTORS] = {}, seen[VECTORS] = {};
   for (int64_t d = 0; d < D; ++d) {
     const f8 k = all_of(at.decayed_k[d]), q = all_of(at.decayed_q[d]);
     for (int i = 0; i < VECTORS; ++i) {
-      const f8 s = load(S + (d * VECTORS + i) * 8);
+      const f8 s = load(S + d * wide + 8 * i);
       known[i] += k * s;
       seen[i] += q * s;
     }
@@ -351,8 +352,8 @@ void strip(const Prepared& at, int64_t D, int64_t n, float* S, const float* v, i
       const f8 decay = BY_CHANNEL ? all_of(decays[d]) : one, here = all_of(key[d]);
       const f8 k = all_of(next_k[d]), q = all_of(next_q[d]);
       for (int i = 0; i < VECTORS; ++i) {
-        const f8 s = decay * load(S + (d * VECTORS + i) * 8) + here * error[i];
-        store(S + (d * VECTORS + i) * 8, s);
+        const f8 s = decay * load(S + d * wide + 8 * i) + here * error[i];
+        store(S + d * wide + 8 * i, s);
         known[i] += k * s;
         seen[i] += q * s;
       }
@@ -361,11 +362,12 @@ void strip(const Prepared& at, int64_t D, int64_t n, float* S, const float* v, i
 }
 
 template <int VECTORS>
-void strips(const DeltaRule& job, const Prepared& at, int64_t n, float* S, const float* v, float* y, int64_t y_stride) {
+void strips(const DeltaRule& job, const Prepared& at, int64_t n, float* S, int64_t wide, const float* v, float* y,
+            int64_t y_stride) {
   if (job.by_channel) {
-    strip<VECTORS, true>(at, job.d_key, n, S, v, job.stride, y, y_stride);
+    strip<VECTORS, true>(at, job.d_key, n, S, wide, v, job.stride, y, y_stride);
   } else {
-    strip<VECTORS, false>(at, job.d_key, n, S, v, job.stride, y, y_stride);
+    strip<VECTORS, false>(at, job.d_key, n, S, wide, v, job.stride, y, y_stride);
   }
 }
 
@@ -374,35 +376,43 @@ void delta_rule(const DeltaRule& job, int64_t text, int64_t value_head, int64_t 
   const int64_t D = job.d_key, V = job.d_value, R = job.values_per_key, head = value_head / R;
   const int64_t heads = job.key_heads * R, wide = R * V, columns = value_head % R * V;
   Prepared at;
-  for (auto* list : {&at.k, &at.decayed_k, &at.decayed_q}) list->resize(kPrepared * D);
-  at.decay.resize(kPrepared * (job.by_channel ? D : 1));
-  at.kq.resize(kPrepared);
-  at.strength.resize(kPrepared);
-  // the state's columns by strips, each contiguous
-  std::vector<float> S(static_cast<size_t>(D * (last - first)));
+  const int64_t together = std::min<int64_t>(kPrepared, job.tokens);
+  for (auto* list : {&at.k, &at.decayed_k, &at.decayed_q}) list->resize(together * D);
+  at.decay.resize(together * (job.by_channel ? D : 1));
+  at.kq.resize(together);
+  at.strength.resize(together);
+  // the state's columns by strips, each contiguous; of one token they are read and written where they are
+  const bool apart = job.tokens > 1;
+  std::vector<float> S(static_cast<size_t>(apart ? D * (last - first) : 0));
   float* state = job.state + (text * job.key_heads + head) * D * wide + columns;
   const auto each_strip = [&](auto&& work) {
-    for (int64_t c = first; c < last; c += kStrip) work(c, std::min<int64_t>(kStrip, last - c), &S[(c - first) * D]);
+    for (int64_t c = first; c < last; c += kStrip) {
+      work(c, std::min<int64_t>(kStrip, last - c), apart ? &S[(c - first) * D] : state + c);
+    }
   };
-  if (job.past) {
+  if (apart && job.past) {
     each_strip([&](int64_t c, int64_t width, float* to) {
       for (int64_t d = 0; d < D; ++d) std::memcpy(to + d * width, state + d * wide + c, width * sizeof(float));
     });
+  } else if (!job.past && !apart) {
+    for (int64_t d = 0; d < D; ++d) std::fill(state + d * wide + first, state + d * wide + last, 0.0f);
   }
   for (int64_t start = 0; start < job.tokens; start += kPrepared) {
     const int64_t n = std::min<int64_t>(kPrepared, job.tokens - start), token = text * job.tokens + start;
     prepare(job, text, head, value_head, start, n, at);
     each_strip([&](int64_t c, int64_t width, float* to) {
+      const int64_t far = apart ? width : wide;
       const float* v = job.v + token * job.stride + value_head * V + c;
       float* y = job.y + token * heads * V + value_head * V + c;
       switch (width / 8) {
-        case 4: return strips<4>(job, at, n, to, v, y, heads * V);
-        case 3: return strips<3>(job, at, n, to, v, y, heads * V);
-        case 2: return strips<2>(job, at, n, to, v, y, heads * V);
-        default: return strips<1>(job, at, n, to, v, y, heads * V);
+        case 4: return strips<4>(job, at, n, to, far, v, y, heads * V);
+        case 3: return strips<3>(job, at, n, to, far, v, y, heads * V);
+        case 2: return strips<2>(job, at, n, to, far, v, y, heads * V);
+        default: return strips<1>(job, at, n, to, far, v, y, heads * V);
       }
     });
   }
+  if (!apart) return;
   each_strip([&](int64_t c, int64_t width, float* from) {
     for (int64_t d = 0; d < D; ++d) std::memcpy(state + d * wide + c, from + d * width, width * sizeof(float));
   });
@@ -463,13 +473,18 @@ void gated_product(const float* gate, const float* up, int64_t stride, int64_t w
   }
 }
 
+// Times sigmoid(gate).
+void gate(const float* by, int64_t n, float* x) {
+  for (int64_t i = 0; i < n; ++i) x[i] *= sigmoid(by[i]);
+}
+
 }  // namespace
 
 #define TEXT(x) #x
 #define NAME(x) TEXT(x)
 extern const Kernels kTable;
 const Kernels kTable = {NAME(KERNELS), round_rows, packed_groups, packed_tail, unpack_row,
-                        delta_rule,    convolve,   gated_norm,    gated_product, attend, attend_many,
+                        delta_rule,    convolve,   gated_norm,    gated_product, gate,         attend, attend_many,
                         kTall,         kNearColumns, pack_rows,   many_rows,     widen,        narrow,        few_rows};
 
 }  // namespace KERNELS

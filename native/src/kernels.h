@@ -84,6 +84,7 @@ struct Kernels {
                      int64_t last);
   void (*gated_product)(const float* gate, const float* up, int64_t stride, int64_t width, int activation, float* out,
                         int64_t first, int64_t last);
+  void (*gate)(const float* gate, int64_t n, float* x);  // x times sigmoid(gate)
   void (*attend)(const Attend& job, int64_t first, int64_t last);  // over keys first .. last - 1
   void (*attend_many)(const AttendMany& job, int64_t first, int64_t last);  // tokens first .. last - 1
   // Many rows of x, packed by `tall`: columns first .. last - 1 of y, `first` a multiple of `columns`. Any format.

@@ -26,7 +26,12 @@ from asbuilt.nn import stored_tensors
 from asbuilt.spec import MLP, Model, stored_weights, to_dict
 
 SPECS = st.one_of(
-    strategies.specs(), strategies.translators(), strategies.encoders(), strategies.towers(), strategies.seers()
+    strategies.specs(),
+    strategies.translators(),
+    strategies.encoders(),
+    strategies.towers(),
+    strategies.seers(),
+    strategies.sensers(),
 )
 DTYPES = st.sampled_from(["fp32", "bf16", "fp16"])
 

@@ -136,9 +136,3 @@ def test_what_is_refused_is_named(key: str, value: object) -> None:
     with pytest.raises(InputError) as caught:
         read_config(E4B | {key: value}, "x")
     assert (caught.value.field or "").startswith(f"x: {key}")
-
-
-def test_the_whole_with_images_and_sounds_says_what_to_do() -> None:
-    with pytest.raises(InputError, match="gemma3n_text") as caught:
-        read_config({"model_type": "gemma3n", "text_config": E4B}, "x")
-    assert "text_config" in str(caught.value)

@@ -328,7 +328,36 @@ def without_positions(path: str, part: Part) -> Part:
     return replace(part, positions=None) if isinstance(part, Attention) and ".0." in path else part
 
 
-@pytest.mark.parametrize("edit", [lambda _, part: part, other_kinds, without_positions])
+def delta_nets(path: str, part: Part) -> Part:
+    """The first layer a gated delta net, the second gated attention."""
+    if isinstance(part, Attention):
+        return replace(part, gating="channel")
+    if not isinstance(part, Branch) or part.name != "attention" or not path.startswith("blocks.0."):
+        return part
+    net = GatedDeltaNet(
+        d_model=256,
+        n_key_heads=2,
+        n_value_heads=4,
+        d_key=20,
+        d_value=64,
+        gating="sigmoid",
+        length_eps=0.01,
+        norm=RMSNorm(d=64, eps=0.1, gain="offset"),
+        conv=ShortConvolution(channels=336, kernel=3, bias=True, activation=None),
+    )
+    return replace(part, body=net, scale=0.7)
+
+
+def usual_nets(path: str, part: Part) -> Part:
+    """The same with SiLU."""
+    made = delta_nets(path, part)
+    if isinstance(made, Branch) and isinstance(made.body, GatedDeltaNet):
+        conv = replace(made.body.conv, kernel=4, bias=False, activation="silu")
+        return replace(made, body=replace(made.body, gating="silu", conv=conv))
+    return made
+
+
+@pytest.mark.parametrize("edit", [lambda _, part: part, other_kinds, without_positions, delta_nets])
 @pytest.mark.parametrize("format", ["q4_1", "q8_0", "q6_k"])
 def test_layers_in_one_call_are_the_modules(format: str, edit: Callable[[str, Part], Part]) -> None:
     """One token of texts of different lengths, beside the modules and beside expanded weights."""
@@ -380,7 +409,7 @@ def narrow_heads(_: str, part: Part) -> Part:
 
 
 @pytest.mark.parametrize("dtype", list(native.NUMBERS))
-@pytest.mark.parametrize("edit", [other_kinds, without_positions, narrow_heads])
+@pytest.mark.parametrize("edit", [other_kinds, without_positions, narrow_heads, delta_nets, usual_nets])
 def test_many_tokens_through_layers_of_plain_weights(
     dtype: torch.dtype, edit: Callable[[str, Part], Part], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -446,8 +475,11 @@ def test_stacks_of_experts_are_multiplied_packed(d_ff: int, stacks: int) -> None
         assert (ours - want).norm() / want.norm() < 1e-3
 
 
-def test_a_long_text_is_computed_in_slabs() -> None:
-    spec = asbuilt.decoder(d_model=32, n_layers=2, n_heads=2, n_kv_heads=1, d_ff=64, n_vocab=77, max_positions=2000)
+@pytest.mark.parametrize("edit", [lambda _, part: part, usual_nets])
+def test_a_long_text_is_computed_in_slabs(edit: Callable[[str, Part], Part]) -> None:
+    width = 32 if edit is not usual_nets else 256
+    spec = asbuilt.decoder(d_model=width, n_layers=2, n_heads=2, n_kv_heads=1, d_ff=64, n_vocab=77, max_positions=2000)
+    spec = transform(spec, edit)
     made = strategies.randomised(spec, 3, torch.float32)
     modules, exact = deepcopy(made), deepcopy(made).double()
     interleave(made)

@@ -18,7 +18,8 @@ from asbuilt.checkpoint.save import save
 from asbuilt.cli.main import cli
 from asbuilt.kernels import native
 from asbuilt.measure import native_stacks, report, timing
-from asbuilt.measure.native_stacks import Speeds, StackRates, head, layer, predicted_seconds, widths
+from asbuilt.measure.micro import Mixer
+from asbuilt.measure.native_stacks import Kind, Speeds, StackRates, head, layer, predicted_seconds, widths
 from asbuilt.measure.rates import TimeGrid
 from asbuilt.nn import build
 from asbuilt.spec import LanguageModel
@@ -33,6 +34,13 @@ def rates(bytes_per_number: float, start: float = 0.0) -> StackRates:
     return StackRates(LINE, PLANE, start, bytes_per_number)
 
 
+def of(format: str, mixer: Mixer = "attention") -> Kind:
+    return Kind(format, mixer)
+
+
+FP32 = of("fp32")
+
+
 def model(tied: bool = False) -> LanguageModel:
     return asbuilt.decoder(d_model=64, n_layers=3, n_heads=2, n_kv_heads=1, d_ff=96, n_vocab=200, tied=tied)
 
@@ -41,9 +49,9 @@ def model(tied: bool = False) -> LanguageModel:
 def test_a_step_is_the_sum_of_its_layers_and_head(tied: bool) -> None:
     spec = model(tied)
     block = 64 * (64 + 32 + 32 + 64) + 3 * 64 * 96
-    assert layer(spec, 1, "fp32") == {"fp32": block}
+    assert layer(spec, 1, "fp32") == {FP32: block}
     assert head(spec, "bf16") == {"bf16": 200 * 64}
-    known = Speeds({"fp32": rates(4.0, 1e-6)}, {"fp32": 7e-9})
+    known = Speeds({FP32: rates(4.0, 1e-6)}, {"fp32": 7e-9})
     prefill, step = predicted_seconds(spec, "fp32", known, 128)
     assert step == pytest.approx(1e-6 + 1e-9 * (4 * 3 * block + 7 * 200 * 64), rel=1e-6)
     assert prefill == pytest.approx(1e-6 + 1e-9 * (7 * 200 * 64 + 3 * 128 * block), rel=1e-6)
@@ -55,9 +63,9 @@ def test_a_layer_of_several_formats_takes_of_each_its_share() -> None:
     paths = {path: "q8_0" if "ffn" in path else "q4_0" for path in paths}
     mixed = packed_spec(spec, paths)
     inner, outer = 3 * 64 * 96, 64 * (64 + 32 + 32 + 64)
-    assert layer(mixed, 0, "fp32") == {"q8_0": inner, "q4_0": outer}
+    assert layer(mixed, 0, "fp32") == {of("q8_0"): inner, of("q4_0"): outer}
     slow = replace(rates(1.0), decode=TimeGrid(LINE.axes, tuple(3 * one for one in LINE.seconds)))
-    given = {"q8_0": slow, "q4_0": rates(0.5), "fp32": rates(4.0)}
+    given = {of("q8_0"): slow, of("q4_0"): rates(0.5), FP32: rates(4.0)}
     _, step = predicted_seconds(mixed, "fp32", Speeds(given, {"fp32": 4e-9}), 64)
     others = 4 * (2 * (inner + outer) + 200 * 64)
     first = 3 * inner + 0.5 * outer  # each byte of q8_0 takes three times as long
@@ -88,12 +96,13 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     native.number.cache_clear()
 
 
+@pytest.mark.parametrize("mixer", ["attention", "delta_net"])
 @pytest.mark.parametrize("format", ["q8_0", "fp32"])
 @pytest.mark.usefixtures("library")
-def test_stacks_are_timed_in_a_format(format: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stacks_are_timed_by_kind(format: str, mixer: Mixer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native_stacks, "MEMORY", 2**16)
     with torch.inference_mode():
-        found = native_stacks.Pair(format, "fp32", (128, 256)).rates()
+        found = native_stacks.Pair(of(format, mixer), "fp32", (128, 256)).rates()
         assert 0 < native_stacks.row_seconds(format, "fp32") < math.inf
     assert all(0 < one < math.inf for one in (*found.decode.seconds, *found.prefill.seconds))
     assert found.bytes_per_number == pytest.approx(34 / 32 if format == "q8_0" else 4.0, rel=0.05)  # and norms
@@ -106,8 +115,8 @@ class Counted:
     drifts: ClassVar[list[float]] = []
     timed = 0
 
-    def __init__(self, format: str, *_: object) -> None:
-        self.asked.append(format)
+    def __init__(self, kind: Kind, *_: object) -> None:
+        self.asked.append(kind.format)
 
     def rates(self) -> StackRates:
         Counted.timed += 1

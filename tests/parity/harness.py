@@ -175,6 +175,8 @@ def _drawn(owner: nn.Module, name: str, shape: torch.Size, generator: torch.Gene
         return 1 + 0.3 * normal if name == "weight" else 0.5 * normal
     if isinstance(owner, nn.Embedding | TokenEmbedding | LearnedPositions | BiasTable):
         return normal
+    if len(shape) == 4 and shape[-1] == 1:  # a convolution of single pixels is a linear map
+        return normal * 1.2 / math.sqrt(shape[1])
     return normal * 1.2 / math.sqrt(shape[0] if isinstance(owner, Conv1D) else shape[-1])
 
 

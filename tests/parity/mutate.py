@@ -44,6 +44,7 @@ from asbuilt.spec import (
     Compressor,
     Contrast,
     ConvolutionModule,
+    ConvolvedPatches,
     ConvolvedProjector,
     CrossAttention,
     DeltaTimeMixing,
@@ -56,6 +57,8 @@ from asbuilt.spec import (
     GatedConvolution,
     GatedDeltaNet,
     GatedMLP,
+    GridAttention,
+    GridConvolution,
     GridVision,
     Head,
     HeadNorm,
@@ -63,6 +66,7 @@ from asbuilt.spec import (
     Hearing,
     HyperConnection,
     Indexer,
+    InvertedResidual,
     LatentAttention,
     Laurel,
     LayerNorm,
@@ -78,6 +82,7 @@ from asbuilt.spec import (
     MixtureOfExperts,
     MLPProjector,
     Model,
+    OwnTokens,
     Parallel,
     Part,
     PatchEmbedding,
@@ -111,11 +116,13 @@ from asbuilt.spec import (
     TokenShift,
     TypeEmbedding,
     Vision,
+    VisionLanguageModel,
     Windowed,
     YaRN,
     walk,
 )
 from asbuilt.spec.model import ORDER
+from asbuilt.spec.own_tokens import THROUGH
 from asbuilt.spec.vision import CLASS_TOKENS, READS
 
 CHOICES: dict[str, tuple[str, ...]] = {
@@ -133,6 +140,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "reads": READS,
     "labels": LABELLED,
     "gate": OUTPUT_GATES,
+    "through": THROUGH,
 }
 
 # What may stand where there is nothing; a call, because it may depend on the part.
@@ -261,6 +269,8 @@ ABSENT: dict[tuple[type[Part], str], Callable[[Any], object]] = {
     (RelativeProjection, "max_distance"): lambda part: 1,
     (RelativeProjection, "biases"): lambda part: ScoreBiases(n_heads=part.n_heads, d_head=part.d_head),
     (Model, "hearing"): lambda part: _hearing(part),
+    (Model, "own_tokens"): lambda part: _own_tokens(part),
+    (Model, "blocks"): lambda part: (_attentive(part.d_model),),
     (DeltaTimeMixing, "move_rank"): lambda part: 4,
     (DeltaTimeMixing, "value_name"): lambda part: "early",
     (DeltaTimeMixing, "value_from"): lambda part: "early",
@@ -271,6 +281,9 @@ ABSENT: dict[tuple[type[Part], str], Callable[[Any], object]] = {
     (Rotary, "axes"): lambda part: Plane(),  # sections change nothing without images
     (MLPProjector, "first"): lambda part: MLPProjector(widths=(part.d_in, part.d_patch), activation="relu"),
     (MLPProjector, "norm"): lambda part: RMSNorm(d=part.d_in, gain="none"),
+    (MLPProjector, "post_norm"): lambda part: RMSNorm(d=part.d_out, gain="none"),
+    (GridAttention, "k_reduced"): lambda part: _reduced(part),
+    (GridAttention, "v_reduced"): lambda part: _reduced(part),
     (GridVision, "taps"): lambda part: (0,),
     (GridVision, "mergers"): lambda part: (part.projector,),
     (Rotary, "scaling"): lambda part: LinearScaling(factor=2.0),
@@ -283,15 +296,30 @@ def _shared(d_model: int) -> SharedTransformer:
     return SharedTransformer(attention=attention, ffn=GatedMLP(d_model=d_model, d_ff=4, activation="silu"))
 
 
+def _attentive(d_model: int) -> Block:
+    attention = Attention(d_model=d_model, n_heads=1, n_kv_heads=1, d_head=4, causal=False, cached=False)
+    return Block(branches=(Branch(name="attention", body=attention),))
+
+
 def _hearing(spec: Model) -> Hearing:
-    attention = Attention(d_model=4, n_heads=1, n_kv_heads=1, d_head=4, causal=False, cached=False)
     tower = AudioEncoder(
         embedding=MelEmbedding(n_mels=2, n_tokens=3, d_model=4),
-        blocks=(Block(branches=(Branch(name="attention", body=attention),)),),
+        blocks=(_attentive(4),),
         max_positions=3,
     )
     projector = MLPProjector(widths=(4, spec.d_model), activation="relu")
     return Hearing(tower=tower, projector=projector, placeholder=2**20)
+
+
+def _own_tokens(spec: VisionLanguageModel) -> tuple[OwnTokens, ...]:
+    wide = spec.vision.projector.d_in
+    norm = RMSNorm(d=wide)
+    return (OwnTokens(through="vision", first=0, n_rows=1, d_table=wide, d_model=spec.d_model, norm=norm),)
+
+
+def _reduced(part: GridAttention) -> GridConvolution:
+    wide = part.d_model
+    return GridConvolution(d_in=wide, d_out=wide, kernel=3, apart=True, norm=RMSNorm(d=wide))
 
 
 def _compressor(part: CompressedAttention) -> Compressor:
@@ -372,9 +400,16 @@ INSTEAD: dict[type[Part], Callable[[Any], object]] = {
     AttentionPooling: lambda part: Projection(d_model=part.d_model, d_out=part.d_out),
     Projection: lambda part: Classifier(d_model=part.d_model, n_labels=part.d_out, bias=False),
     MLPProjector: lambda part: replace(part, widths=(*part.widths, part.d_out)),
+    OwnTokens: lambda part: replace(part, first=part.first + 1),
+    GridConvolution: lambda part: replace(part, kernel=part.kernel + 1),
+    InvertedResidual: lambda part: replace(part, steps=part.steps * 2),
+    GridAttention: lambda part: InvertedResidual(steps=(_reduced(part),), scaled=True, added=True),
+    ConvolvedPatches: lambda part: PatchEmbedding(
+        image_size=part.image_size, patch_size=part.patch_size, d_model=part.d_model
+    ),
     ConvolvedProjector: lambda part: MLPProjector(widths=(part.d_in, part.d_out), activation="relu"),
     PooledProjector: lambda part: MLPProjector(widths=(part.d_in, part.d_out), activation="relu"),
-    Model: lambda part: replace(part, blocks=part.blocks[:-1]),
+    Model: lambda part: _shorter(part),
     Vision: lambda part: None,
     Hearing: lambda part: None,
     TileEmbedding: lambda part: replace(part, n_tiles=part.n_tiles + 1),
@@ -386,6 +421,12 @@ INSTEAD: dict[type[Part], Callable[[Any], object]] = {
     Head: lambda part: TiedHead(d_model=part.d_model, n_vocab=part.n_vocab),
     TiedHead: lambda part: Head(d_model=part.d_model, n_vocab=part.n_vocab),
 }
+
+
+def _shorter(part: Model) -> Model:
+    if not part.blocks:
+        return replace(part, norm=RMSNorm(d=part.d_model, gain="none"))
+    return replace(part, blocks=part.blocks[:-1])
 
 
 @dataclass(frozen=True)

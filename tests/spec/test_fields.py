@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import strategies
 from hypothesis import given
+from small_networks import SMALL
 from small_parts import DELTA_NET, DELTA_TIME, FUSED
 from small_sounds import HEARER, HEARING
 
@@ -150,7 +151,12 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "dt_min": 0.0,
     },
     "MLP": {"bias": False},
-    "MLPProjector": {"bias": False, "merge": 1, "stack": 1, "merging": False},
+    "MLPProjector": {"bias": False, "merge": 1, "stack": 1, "merging": False, "every": 1},
+    "GridConvolution": {"stride": 1, "apart": False, "bias": False, "activated": False},
+    "PixelConvolution": {"stride": 1, "apart": False, "bias": False, "activated": False},
+    "InvertedResidual": {"scaled": False, "added": False},
+    "ConvolvedPatches": {"channels": 3, "bias": False, "centred": False, "class_token": "none", "mask_token": False},
+    "Hearing": {"filled": False},
     "MixtureOfExperts": {
         "gating": "gated",
         "bias": False,
@@ -165,7 +171,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "SharedHead": {"tied": False},
     "ConvolutionModule": {"activation": "silu", "bias": False},
     "GatedConvolution": {"bias": False},
-    "MelSubsampling": {"eps": 1e-6},
+    "MelSubsampling": {"eps": 1e-6, "ahead": False, "cumulative": False},
     "RelativeProjection": {"scale": 1.0, "endpoint": False},
     "Recurrent": {"cell": "lstm", "bias": True, "output_bias": False},
     "RGLRU": {"bias": False},
@@ -297,6 +303,7 @@ def examples() -> dict[type[Part], Part]:
     found[Differential] = Differential(n_heads=2, d_head=3, norm=RMSNorm(d=6), start=0.5)
     found[ShortConvolution] = ShortConvolution(channels=6, kernel=3)
     found[Lora] = Lora(base=Linear(d_in=4, d_out=6), rank=2, alpha=4.0)
+    found |= {type(part): part for part in SMALL}
     found[FusedPredictor], found[SharedHead] = FUSED, SharedHead(d_model=6, n_vocab=5)
     found[Packed] = Packed(base=Linear(d_in=32, d_out=6), format="q4_0")
     return found

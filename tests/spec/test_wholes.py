@@ -53,6 +53,7 @@ ANY = st.one_of(
     strategies.translators(),
     strategies.towers(),
     strategies.seers(),
+    strategies.sensers(),
     strategies.listeners(),
     strategies.tiled_seers(),
     strategies.pairs(),

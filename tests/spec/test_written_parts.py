@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from small_grids import seer
+from small_networks import SMALL
 from small_parts import ATTENTION, DELTA_NET, DELTA_TIME, EXPERTS, FUSED, LATENT
 from small_sounds import HEARER, HEARING
 from small_tiles import tiled_seer
@@ -73,6 +74,9 @@ def examples() -> dict[str, Part]:
     )
     found["HeadNorm"] = spec.HeadNorm(d=3, n_heads=2)
     found["SharedChoice"] = spec.SharedChoice(top_k=2)
+    found |= {type(part).__name__: part for part in SMALL}
+    # without what leaves fewer keys and values: either may be left out
+    found["GridAttention"] = spec.GridAttention(d_model=7, n_heads=3, d_head=2, norm=spec.RMSNorm(d=7))
     ffn = spec.MLP(d_model=6, d_ff=8, activation="relu")
     found["AttentionPooling"] = spec.AttentionPooling(d_model=6, n_heads=2, d_head=3, norm=spec.RMSNorm(d=6), ffn=ffn)
     found["XIELU"] = spec.XIELU()

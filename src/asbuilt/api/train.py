@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from asbuilt.train import loop
+from asbuilt.train import loop, start
 from asbuilt.train import recipe as recipes
 from asbuilt.train.recipe import Recipe
 
@@ -23,4 +23,4 @@ def train(
         recipe = recipes.read(recipe, changes)
     elif changes:
         recipe = recipes.loads(recipes.dumps(recipe), changes=changes)
-    return loop.run(recipe, resume=resume, report=report)
+    return start.run(recipe, resume=resume, report=report)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -45,9 +46,11 @@ def train(
     if dry_run:
         _plan(given, as_json)
         return
-    from asbuilt.train.loop import run
+    from asbuilt.train.start import run
 
     outcome = run(given, resume=resume, report=Line())
+    if int(os.environ.get("RANK", "0")):
+        return  # the first of many processes speaks for all
     if as_json:
         print_json({**asdict(outcome), "folder": str(outcome.folder), "model": str(outcome.folder / "model")})
         return
@@ -119,6 +122,8 @@ def _plan(given: Recipe, as_json: bool) -> None:
         "fits": plan.fits,
         "seconds": seconds,
         "seconds_per_step": step.seconds,
+        "ranks": plan.trial.layout.gpus,
+        "sent_bytes_per_step": {name: traffic.bytes for name, traffic in step.communication.items()},
     }
     if as_json:
         print_json(document)
@@ -132,5 +137,6 @@ def _plan(given: Recipe, as_json: bool) -> None:
         ("saved activations", size(plan.activation_bytes)),
         ("total memory", f"{size(plan.per_device_bytes)} of {size(plan.trial.memory)}"),
         ("time", f"{clock(seconds)}, {step.seconds:.3g} s per step"),
+        *((f"sent per step: {name}", size(sent.bytes)) for name, sent in step.communication.items() if sent.bytes),
     ]
     table(f"{plan.model} on {machine.name}; nothing is trained", ("", "planned"), rows)

@@ -15,6 +15,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +27,20 @@ from asbuilt.measure.rates import DTYPES, Calibration, LinearTime, Rates, TimeGr
 from asbuilt.measure.run import decode_seconds, prefill_seconds
 from asbuilt.measure.trace import trace
 from asbuilt.nn import build
-from asbuilt.spec import Attention, Block, Branch, GatedMLP, Head, Model, RMSNorm, Rotary, TokenEmbedding
+from asbuilt.spec import (
+    Attention,
+    Block,
+    Branch,
+    GatedDeltaNet,
+    GatedMLP,
+    Head,
+    Model,
+    Part,
+    RMSNorm,
+    Rotary,
+    ShortConvolution,
+    TokenEmbedding,
+)
 
 # Rounds, in each of which every call of a grid is made once.
 DECODE_ROUNDS, PREFILL_ROUNDS, SMALL_ROUNDS = 41, 11, 200
@@ -47,6 +61,7 @@ ATTENTION = ((1, 2, 4, 16), (32, 128, 512), (32, 64, 128))
 ATTENTION_READ = ((1, 4, 16), (16, 256, 2048), (32, 128))
 GRIDS = {"vector": VECTOR, "matrix": MATRIX, "attention": ATTENTION, "attention_read": ATTENTION_READ}
 
+Mixer = Literal["attention", "delta_net"]  # of stacks
 Work = Callable[[], object]
 # The first of each is timed on large tensors too.
 LINES: dict[str, tuple[Callable[[Tensor], Tensor], ...]] = {
@@ -133,12 +148,24 @@ def _in_turn(calls: Sequence[Prepare], memory: _Memory, rounds: int, before: Pre
     return [lower_quartile(kept[1:]) for kept in times]
 
 
-def stack(layers: int = 12, width: int = 256) -> Model:
+def stack(layers: int = 12, width: int = 256, mixer: Mixer = "attention") -> Model:
     """Returns a small model of the most common parts, so that products take the smaller share of its time."""
     heads, norm = width // 64, RMSNorm(d=width)
-    attention = Attention(d_model=width, n_heads=heads, n_kv_heads=heads // 2, d_head=64, positions=Rotary(d_rotary=64))
+    body: Part = Attention(
+        d_model=width, n_heads=heads, n_kv_heads=heads // 2, d_head=64, positions=Rotary(d_rotary=64)
+    )
+    if mixer == "delta_net":
+        body = GatedDeltaNet(
+            d_model=width,
+            n_key_heads=heads,
+            n_value_heads=heads,
+            d_key=128,
+            d_value=128,
+            conv=ShortConvolution(channels=3 * heads * 128, kernel=4),
+            norm=RMSNorm(d=128),
+        )
     ffn = GatedMLP(d_model=width, d_ff=3 * width, activation="silu")
-    branches = Branch(name="attention", norm=norm, body=attention), Branch(name="ffn", norm=norm, body=ffn)
+    branches = Branch(name=mixer, norm=norm, body=body), Branch(name="ffn", norm=norm, body=ffn)
     return Model(
         embedding=TokenEmbedding(n_vocab=8 * width, d_model=width),
         blocks=(Block(branches=branches),) * layers,

@@ -2,14 +2,15 @@
 
 seconds of a decode step = start + sum of layers t(bytes) + numbers of the head * seconds of one
 seconds of a prefill = start + sum of layers t(tokens, numbers) + the head of one token
-t of each format of weights is interpolated between stacks; a layer of several formats takes of each its share.
+t of each mixer and format is interpolated between stacks; a layer of several formats takes of each its share.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,12 +21,12 @@ from asbuilt.kernels.native import INTERLEAVED
 from asbuilt.kernels.packed import linear
 from asbuilt.measure import timing
 from asbuilt.measure.calibrate import DRIFT, LOOKS
-from asbuilt.measure.micro import stack
+from asbuilt.measure.micro import Mixer, stack
 from asbuilt.measure.rates import DTYPES, TimeGrid, lower_quartile
 from asbuilt.measure.run import decode_seconds, prefill_seconds
 from asbuilt.nn.build import build, interleave
 from asbuilt.nn.model import Model
-from asbuilt.spec import Head, TokenEmbedding, weights
+from asbuilt.spec import GatedDeltaNet, Head, TokenEmbedding, weights
 from asbuilt.spec import model as spec
 from asbuilt.spec.linear import maps_by_path
 
@@ -40,6 +41,16 @@ HEAD_ROWS, HEAD_WIDTH, REPEATS = 8192, 1024, 32
 Held = dict[str, int]
 
 
+class Kind(NamedTuple):
+    """What layers are timed apart for: the format of their weights, and their mixer."""
+
+    format: str
+    mixer: Mixer
+
+    def __str__(self) -> str:
+        return self.format if self.mixer == "attention" else f"{self.format}, {self.mixer}"
+
+
 @dataclass(frozen=True)
 class StackRates:
     """The seconds of a layer: decoding by its bytes, prefill by tokens and its numbers; and those of a step besides."""
@@ -52,10 +63,14 @@ class StackRates:
 
 @dataclass(frozen=True)
 class Speeds:
-    """The rates of layers by the format of their weights, and the seconds of one number of a head by its format."""
+    """The rates of layers by their kind, and the seconds of one number of a head by its format."""
 
-    layers: Mapping[str, StackRates]
+    layers: Mapping[Kind, StackRates]
     head: Mapping[str, float]
+
+    def document(self) -> dict[str, Any]:
+        """Returns them with names for kinds."""
+        return {"layers": {str(kind): asdict(rates) for kind, rates in self.layers.items()}, "head": dict(self.head)}
 
 
 class Stacks:
@@ -65,13 +80,13 @@ class Stacks:
         parts = [layer(described, i, dtype) for i in range(len(described.blocks))]
         pair = widths(sum(parts[0].values()))
         with torch.inference_mode():
-            self.pairs = {format: Pair(format, dtype, pair) for format in sorted({f for part in parts for f in part})}
+            self.pairs = {kind: Pair(kind, dtype, pair) for kind in sorted({one for part in parts for one in part})}
         self.head, self.dtype = head(described, dtype), dtype
 
     def speeds(self) -> Speeds:
         """Returns their speeds now, and those of the head's products."""
         with torch.inference_mode():
-            layers = {format: pair.rates() for format, pair in self.pairs.items()}
+            layers = {kind: pair.rates() for kind, pair in self.pairs.items()}
             return Speeds(layers, {format: row_seconds(format, self.dtype) for format in self.head})
 
     def drift(self) -> float:
@@ -88,15 +103,15 @@ def widths(numbers: int) -> tuple[int, int]:
 
 
 class Pair:
-    """Stacks of two widths in one format of weights, a block format or `dtype`: of few layers, and of many."""
+    """Stacks of two widths of one kind of layer: of few layers, and of many."""
 
-    def __init__(self, format: str, dtype: str, widths: tuple[int, int]) -> None:
-        self.few = [_built(width, FEW, format, dtype) for width in widths]
+    def __init__(self, kind: Kind, dtype: str, widths: tuple[int, int]) -> None:
+        self.few = [_built(width, FEW, kind, dtype) for width in widths]
         self.numbers = [sum(layer(one.spec, 0, dtype).values()) for one in self.few]
         self.held = sum(weight.nbytes for weight in self.few[-1].blocks[0].parameters()) / self.numbers[-1]
         self.sizes = [int(count * self.held) for count in self.numbers]
         self.layers = [max(FEW, MEMORY // size) for size in self.sizes]  # fewer may stay in a cache
-        self.many = [_built(width, n, format, dtype) for width, n in zip(widths, self.layers, strict=True)]
+        self.many = [_built(width, n, kind, dtype) for width, n in zip(widths, self.layers, strict=True)]
         self.times: list[float] = []
 
     def rates(self) -> StackRates:
@@ -141,8 +156,8 @@ def _matrix(format: str, dtype: str) -> Tensor:
     return torch.ones(HEAD_ROWS, HEAD_WIDTH // block * nbytes, dtype=torch.uint8)  # equal bytes are interleaved already
 
 
-def _built(width: int, layers: int, format: str, dtype: str) -> Model:
-    described = stack(layers, width)
+def _built(width: int, layers: int, kind: Kind, dtype: str) -> Model:
+    described, format = stack(layers, width, kind.mixer), kind.format
     assert isinstance(described.embedding, TokenEmbedding)
     assert isinstance(described.head, Head)
     few = {"embedding": replace(described.embedding, n_vocab=WORDS), "head": replace(described.head, n_vocab=WORDS)}
@@ -162,9 +177,11 @@ def _filled(described: spec.Model, dtype: str) -> Model:
     return made
 
 
-def layer(described: spec.Model, i: int, dtype: str) -> Held:
-    """Returns how many numbers of matrices block i holds, by format."""
-    return _by_format(described, f"blocks.{i}.", dtype)
+def layer(described: spec.Model, i: int, dtype: str) -> dict[Kind, int]:
+    """Returns how many numbers of matrices block i holds, by format, as of its mixer."""
+    mixers = (branch.body for branch in described.blocks[i].branches)
+    mixer: Mixer = "delta_net" if any(isinstance(body, GatedDeltaNet) for body in mixers) else "attention"
+    return {Kind(format, mixer): n for format, n in _by_format(described, f"blocks.{i}.", dtype).items()}
 
 
 def head(described: spec.Model, dtype: str) -> Held:
@@ -185,15 +202,15 @@ def predicted_seconds(described: spec.Model, dtype: str, known: Speeds, tokens: 
     layers, rates = [layer(described, i, dtype) for i in range(len(described.blocks))], known.layers
     start = max(one.start for one in rates.values())
     last = start + sum(count * known.head[format] for format, count in head(described, dtype).items())
-    prefill = sum(_shared(part, {f: rates[f].prefill.at(tokens, sum(part.values())) for f in part}) for part in layers)
+    prefill = sum(_shared(part, {k: rates[k].prefill.at(tokens, sum(part.values())) for k in part}) for part in layers)
     return last + prefill, last + sum(_decoded(part, rates) for part in layers)
 
 
-def _decoded(part: Held, rates: Mapping[str, StackRates]) -> float:
-    read = {format: count * rates[format].bytes_per_number for format, count in part.items()}
+def _decoded(part: Mapping[Kind, int], rates: Mapping[Kind, StackRates]) -> float:
+    read = {kind: count * rates[kind].bytes_per_number for kind, count in part.items()}
     nbytes = sum(read.values())
-    return _shared(read, {f: rates[f].decode.at(nbytes) for f in part})
+    return _shared(read, {kind: rates[kind].decode.at(nbytes) for kind in part})
 
 
-def _shared(part: Mapping[str, float], seconds: Mapping[str, float]) -> float:
-    return sum(share * seconds[format] for format, share in part.items()) / sum(part.values())
+def _shared(part: Mapping[Kind, float], seconds: Mapping[Kind, float]) -> float:
+    return sum(share * seconds[kind] for kind, share in part.items()) / sum(part.values())

@@ -312,7 +312,7 @@ class _Stacks:
         return self.stacks.drift()
 
     def document(self) -> dict[str, Any]:
-        return {"machine": machine(), "stacks": asdict(self.known), "others": self.others}
+        return {"machine": machine(), "stacks": self.known.document(), "others": self.others}
 
 
 def _timed(

@@ -112,10 +112,11 @@ def spectrogram_of(folder: Path) -> LogMel | FramedLogMel:
     if found.get(KIND) == EXTRACTOR and not field:
         return LogMel.read(folder)
     reader = ConfigReader(found, str(file), f"{field}." if field else "")
-    reader.only(KIND, framed.EXTRACTOR, reason="only this kind of spectrogram, and Whisper's, is computed")
+    kinds = (framed.EXTRACTOR, framed.EARLIER)
+    reader.only(KIND, *kinds, reason="only these kinds of spectrogram, and Whisper's, are computed")
     if KIND not in found:
-        raise reader.error(KIND, "missing", allowed=f"{EXTRACTOR} or {framed.EXTRACTOR}")
-    made = FramedLogMel.read(reader)
+        raise reader.error(KIND, "missing", allowed=f"{EXTRACTOR}, {framed.EXTRACTOR} or {framed.EARLIER}")
+    made = FramedLogMel.read(reader, found[KIND])
     reader.finish()
     return made
 

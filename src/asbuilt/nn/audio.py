@@ -87,7 +87,21 @@ class MelSubsampling(PartModule):
         for i in range(len(self.part.channels)):
             conv: Linear = self.get_submodule(f"conv_{i}")  # type: ignore[assignment]  # pyright: ignore
             norm: Linear = self.get_submodule(f"norm_{i}")  # type: ignore[assignment]  # pyright: ignore
-            made_BCNF = F.conv2d(x_BNFC.permute(0, 3, 1, 2), conv.weight, stride=spec.STRIDE, padding=1)
-            made_BNFC = made_BCNF.permute(0, 2, 3, 1)
-            x_BNFC = F.relu(F.layer_norm(made_BNFC, made_BNFC.shape[-1:], norm.weight, None, self.part.eps))
+            if self.part.ahead:  # zeros after the frames, and on both sides of the bands
+                x_BNFC = F.pad(x_BNFC, (0, 0, 1, 1, 0, spec.TAPS - 1))
+            padding = 0 if self.part.ahead else 1
+            made_BCNF = F.conv2d(x_BNFC.permute(0, 3, 1, 2), conv.weight, stride=spec.STRIDE, padding=padding)
+            x_BNFC = F.relu(self.normed(made_BCNF.permute(0, 2, 3, 1), norm.weight))
         return F.linear(x_BNFC.flatten(2), self.weight)
+
+    def normed(self, x_BNFC: Tensor, gain_C: Tensor) -> Tensor:
+        """Returns the frames normalised, each by itself or, `cumulative`, by all up to it, in float32 or wider."""
+        if not self.part.cumulative:
+            return F.layer_norm(x_BNFC, x_BNFC.shape[-1:], gain_C, None, self.part.eps)
+        wide_BNFC = x_BNFC.contiguous().to(torch.promote_types(x_BNFC.dtype, torch.float32))
+        each = x_BNFC.shape[2] * x_BNFC.shape[3]
+        counts_N11 = each * torch.arange(1, x_BNFC.shape[1] + 1, device=x_BNFC.device)[:, None, None]
+        centred_BNFC = wide_BNFC - wide_BNFC.sum((2, 3), keepdim=True).cumsum(1) / counts_N11
+        variance_BN11 = centred_BNFC.square().sum((2, 3), keepdim=True).cumsum(1) / counts_N11
+        normed_BNFC = centred_BNFC * (variance_BN11 + self.part.eps).rsqrt()
+        return (normed_BNFC * gain_C).to(x_BNFC.dtype)

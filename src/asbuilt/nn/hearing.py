@@ -67,7 +67,14 @@ class Hearing(Placed):
         places = tokens_BT == self.part.placeholder
         if not tokens_BT.is_meta:
             self.compare(places, heard.tokens)
-        return x_BTM.masked_scatter(places[..., None], heard.made.to(x_BTM.dtype))
+        return x_BTM.masked_scatter(places[..., None], heard.made.flatten(0, -2).to(x_BTM.dtype))
+
+    def filled(self, heard: Heard, last_1M: Tensor) -> Heard:
+        """Returns each sound with as many vectors as the longest has, the rest of them the one given."""
+        n = self.part.n_tokens
+        each = heard.made.flatten(0, -2).split(heard.tokens)
+        full = [torch.cat((made_PM, last_1M.expand(n - len(made_PM), -1))) for made_PM in each]
+        return Heard(torch.stack(full), (n,) * len(full))
 
     def compare(self, places_BT: Tensor, tokens: tuple[int, ...]) -> None:
         """Raises InputError unless the placeholders of each text are those of whole sounds, of so many tokens each."""

@@ -154,6 +154,15 @@ class FusedLinears:
         self.bias = None if none else self._piece([z if b is None else b for b, z in zip(biases, zeros, strict=True)])
         self.places = [m.weight.data_ptr() for m in self.maps]
 
+    @torch.no_grad()
+    def separate(self) -> None:
+        """Gives each map tensors of its own again, for good."""
+        if self.plain:
+            for one in self.maps:
+                for parameter in one.parameters(recurse=False):
+                    parameter.data = parameter.detach().clone()
+            self.plain, self.weight, self.bias = False, torch.empty(0), None
+
     @staticmethod
     @torch.no_grad()
     def _piece(parameters: list[Tensor], *, empty: bool = False) -> Tensor:

@@ -67,7 +67,7 @@ class Model(nn.Module):
             value = getattr(part, name) if name in own else ()
             if not isinstance(value, tuple):
                 setattr(self, name, optional(value, f"{at}{name}"))
-            elif value:
+            elif value or name == "blocks":  # a network that is one embedding has no blocks
                 setattr(self, name, nn.ModuleList(module(one, f"{at}{name}.{i}") for i, one in enumerate(value)))
 
     def refuse(self, given: Mapping[str, object]) -> None:

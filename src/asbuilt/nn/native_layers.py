@@ -1,7 +1,8 @@
 """Tokens of each text through all layers in one native call: what Python and torch cost each operation is saved.
 
-It computes in float32 what the modules would, for stacks whose layers are all plain attention and a gated feed-forward,
-each after an RMSNorm, with weights as they are or interleaved (`nn.build.interleave`), in float32, bfloat16 or float16.
+It computes in float32 what the modules would, for stacks whose layers are plain attention or a gated delta net, then a
+gated feed-forward, each after an RMSNorm, with weights as they are or interleaved (`nn.build.interleave`), in float32,
+bfloat16 or float16.
 Any other stack, a hook on a module, padding, or autograd: the modules run.
 """
 
@@ -20,17 +21,19 @@ from asbuilt.kernels import native
 from asbuilt.kernels.rotary import RopeTables, tables
 from asbuilt.nn.attention import Attention
 from asbuilt.nn.block import Block, Branch
-from asbuilt.nn.cache import Cache, KVCache
+from asbuilt.nn.cache import Cache, KVCache, StateCache
+from asbuilt.nn.delta_net import GatedDeltaNet
 from asbuilt.nn.feedforward import GatedMLP
 from asbuilt.nn.linear import Linear
 from asbuilt.nn.norms import RMSNorm
 from asbuilt.nn.positions import rope_tables
 from asbuilt.nn.step import Step
-from asbuilt.spec import attention, block, feedforward
+from asbuilt.spec import attention, block, delta_net, feedforward
 from asbuilt.spec.norms import RMSNorm as RMSNormPart
 from asbuilt.spec.positions import Rotary
 
 RUN = 256  # positions whose RoPE tables are computed together, for steps of one token
+NET_MAPS = ("q", "k", "v", "gate", "beta", "decay")
 
 
 class _Norm(ctypes.Structure):
@@ -41,15 +44,35 @@ class _Map(ctypes.Structure):
     _fields_ = (("matrix", native.PackedMatrix), ("bias", c_void_p))
 
 
-class _Layer(ctypes.Structure):
+class _Attention(ctypes.Structure):
     _fields_ = (
-        *((name, _Norm) for name in ("attention_norm", "ffn_norm", "q_norm", "k_norm")),
-        *((name, _Map) for name in ("q", "k", "v", "o", "gate", "up", "down")),
+        *((name, _Norm) for name in ("q_norm", "k_norm")),
+        *((name, _Map) for name in ("q", "k", "v", "gate")),
         *((name, c_int64) for name in ("heads", "key_heads", "d_head", "slots")),
         *((name, c_void_p) for name in ("keys", "values")),
-        ("type", c_int),
         *((name, c_int) for name in ("rope", "d_rotary", "adjacent")),
-        *((name, c_float) for name in ("scale", "attention_scale", "ffn_scale")),
+        ("scale", c_float),
+    )
+
+
+class _DeltaNet(ctypes.Structure):
+    _fields_ = (
+        ("norm", _Norm),
+        *((name, _Map) for name in ("q", "k", "v", "gate", "beta", "decay")),
+        *((name, c_int64) for name in ("key_heads", "values_per_key", "d_key", "d_value", "kernel")),
+        *((name, c_void_p) for name in ("taps", "bias", "A_log", "dt_bias", "before", "state")),
+        *((name, c_int) for name in ("silu", "gating")),
+        ("eps", c_float),
+    )
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("attention", "net")),
+        *((name, _Norm) for name in ("norm", "ffn_norm")),
+        *((name, _Map) for name in ("o", "gate", "up", "down")),
+        ("type", c_int),
+        *((name, c_float) for name in ("mixer_scale", "ffn_scale")),
         ("activation", c_int),
     )
 
@@ -62,7 +85,7 @@ class Pieces(NamedTuple):
     """The modules of one layer."""
 
     first: Branch
-    mixer: Attention
+    mixer: Attention | GatedDeltaNet
     second: Branch
     ffn: GatedMLP
 
@@ -75,10 +98,12 @@ class NativeLayers:
         self.hooks = [hooks for one in blocks.modules() for hooks in (one._forward_hooks, one._forward_pre_hooks)]
         self.weights = list(blocks.parameters())
         self.dtype = next(weight.dtype for weight in self.weights if weight.is_floating_point())
-        found = dict.fromkeys(one.mixer.part.positions for one in pieces)
+        found = dict.fromkeys(one.mixer.part.positions for one in pieces if isinstance(one.mixer, Attention))
+        self.states = {one.mixer.path for one in pieces if isinstance(one.mixer, GatedDeltaNet)}
         self.rotaries = [rotary for rotary in found if isinstance(rotary, Rotary)]
         self.places: list[int] = []
         self.layers: Any = None
+        self.mixers: list[ctypes.Structure] = []  # what the layers point to
         self.turns: dict[Rotary, tuple[int, RopeTables]] = {}
 
     def __call__(self, x_BTM: Tensor, step: Step) -> Tensor | None:
@@ -87,9 +112,11 @@ class NativeLayers:
         if lib is None or cache is None or any(self.hooks):
             return None
         kept = [tensor for layer in cache.layers.values() for tensor in layer.tensors]
-        for tensor in kept:
-            if tensor.dtype is not self.dtype or tensor.shape[0] != step.batch or not tensor.is_contiguous():
-                return None
+        for path, layer in cache.layers.items():
+            dtype = torch.float32 if path in self.states else self.dtype
+            for tensor in layer.tensors:
+                if tensor.dtype is not dtype or tensor.shape[0] != step.batch or not tensor.is_contiguous():
+                    return None
         # rows that are dropped move a cache
         places = [*map(Tensor.data_ptr, self.weights), *map(Tensor.data_ptr, kept), *(x.shape[2] for x in kept)]
         if places != self.places:
@@ -118,27 +145,56 @@ class NativeLayers:
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy of the model begins without pointers, which are those of its own weights."""
-        return self.__dict__ | {"places": [], "layers": None}
+        return self.__dict__ | {"places": [], "layers": None, "mixers": []}
 
     def prepare(self, cache: Cache) -> None:
         """Fills in the layers' pointers."""
-        self.layers = (_Layer * len(self.pieces))()
+        self.layers, self.mixers = (_Layer * len(self.pieces))(), []
         for layer, (first, mixer, second, ffn) in zip(self.layers, self.pieces, strict=True):
-            part = mixer.part
-            keys, values = cache.layer(mixer.path, KVCache).tensors  # of the model's dtype
-            rotary = part.positions if isinstance(part.positions, Rotary) else None
-            layer.attention_norm, layer.ffn_norm = _norm(first.norm), _norm(second.norm)
-            layer.q_norm, layer.k_norm = _norm(mixer.q_norm), _norm(mixer.k_norm)
-            for name, one in (*_maps(mixer, "q", "k", "v", "o"), *_maps(ffn, "gate", "up", "down")):
-                setattr(layer, name, _Map(native.matrix(one.weight, one.format), native.pointer(one.bias)))
-            layer.heads, layer.key_heads, layer.d_head = part.n_heads, part.n_kv_heads, part.d_head
-            layer.keys, layer.values, layer.slots = keys.data_ptr(), values.data_ptr(), keys.shape[2]
+            made = self.attention(mixer, cache) if isinstance(mixer, Attention) else self.net(mixer, cache)
+            self.mixers.append(made)
+            setattr(layer, "attention" if isinstance(mixer, Attention) else "net", ctypes.addressof(made))
+            layer.norm, layer.ffn_norm = _norm(first.norm), _norm(second.norm)
+            _fill(layer, mixer, "o")
+            _fill(layer, ffn, "gate", "up", "down")
             layer.type = native.number(native.NUMBERS[self.dtype])
-            layer.rope = -1 if rotary is None else self.rotaries.index(rotary)
-            layer.d_rotary = 0 if rotary is None else rotary.d_rotary
-            layer.adjacent = int(rotary is not None and rotary.pairing == "adjacent")
-            layer.scale, layer.attention_scale, layer.ffn_scale = mixer.scale, first.scale, second.scale
+            layer.mixer_scale, layer.ffn_scale = first.scale, second.scale
             layer.activation = native.ACTIVATIONS[ffn.named]
+
+    def attention(self, mixer: Attention, cache: Cache) -> _Attention:
+        """Returns what the call reads of attention."""
+        part, made = mixer.part, _Attention()
+        keys, values = cache.layer(mixer.path, KVCache).tensors  # of the model's dtype
+        rotary = part.positions if isinstance(part.positions, Rotary) else None
+        made.q_norm, made.k_norm = _norm(mixer.q_norm), _norm(mixer.k_norm)
+        _fill(made, mixer, "q", "k", "v", *(("gate",) if part.gating else ()))
+        made.heads, made.key_heads, made.d_head = part.n_heads, part.n_kv_heads, part.d_head
+        made.keys, made.values, made.slots = keys.data_ptr(), values.data_ptr(), keys.shape[2]
+        made.rope = -1 if rotary is None else self.rotaries.index(rotary)
+        made.d_rotary = 0 if rotary is None else rotary.d_rotary
+        made.adjacent = int(rotary is not None and rotary.pairing == "adjacent")
+        made.scale = mixer.scale
+        return made
+
+    def net(self, mixer: GatedDeltaNet, cache: Cache) -> _DeltaNet:
+        """Returns what the call reads of a gated delta net."""
+        part, conv, made = mixer.part, mixer.conv, _DeltaNet()
+        made.norm = _norm(mixer.norm)
+        _fill(made, mixer, *NET_MAPS)
+        made.key_heads, made.values_per_key = part.n_key_heads, part.values_per_key
+        made.d_key, made.d_value, made.kernel = part.d_key, part.d_value, part.conv.kernel
+        made.taps, made.bias = conv.weight.data_ptr(), native.pointer(conv.bias)
+        made.A_log, made.dt_bias = mixer.A_log.data_ptr(), mixer.dt_bias.data_ptr()
+        made.before = cache.layer(conv.path, StateCache).tensors[0].data_ptr() if part.conv.kernel > 1 else None
+        made.state = cache.layer(mixer.path, StateCache).tensors[0].data_ptr()
+        made.silu, made.gating = int(part.conv.activation == "silu"), native.GATINGS[part.gating]
+        made.eps = part.length_eps
+        return made
+
+
+def _fill(made: ctypes.Structure, owner: nn.Module, *names: str) -> None:
+    for name, one in _maps(owner, *names):
+        setattr(made, name, _Map(native.matrix(one.weight, one.format), native.pointer(one.bias)))
 
 
 def _norm(norm: nn.Module | None) -> _Norm:
@@ -165,23 +221,27 @@ def native_layers(blocks: nn.ModuleList, width: int) -> NativeLayers | None:
 
 
 def _pieces(one: nn.Module) -> Pieces | None:
-    """Returns the modules of a block of attention and a gated feed-forward, if the call leaves out nothing of it."""
-    if not isinstance(one, Block) or one.part != block.Block(branches=one.part.branches):
+    """Returns the modules of a block of a mixer and a gated feed-forward, if the call leaves out nothing of it."""
+    if not isinstance(one, Block) or one.part != block.Block(branches=one.part.branches) or len(one.part.branches) != 2:
         return None
-    if [branch.name for branch in one.part.branches] != ["attention", "ffn"]:
-        return None
-    first, second = one.get_submodule("attention"), one.get_submodule("ffn")
+    first, second = (one.get_submodule(branch.name) for branch in one.part.branches)
     if not (isinstance(first, Branch) and isinstance(second, Branch)):
         return None
     mixer, ffn = first.body, second.body
-    if not (isinstance(mixer, Attention) and isinstance(ffn, GatedMLP)):
+    if not isinstance(ffn, GatedMLP):
+        return None
+    if isinstance(mixer, Attention):
+        names, plain = ("q", "k", "v", "o", *(("gate",) if mixer.part.gating else ())), _plain_attention(mixer.part)
+    elif isinstance(mixer, GatedDeltaNet):
+        names, plain = (*NET_MAPS, "o"), _plain_net(mixer)
+    else:
         return None
     plain = (
-        all(_plain_branch(branch) for branch in one.part.branches)
-        and _plain_attention(mixer.part)
+        plain
+        and all(_plain_branch(branch) for branch in one.part.branches)
         and ffn.named in native.ACTIVATIONS
         and _plain_ffn(one.part.branches[1].body)
-        and all(_plain_map(one) for _, one in (*_maps(mixer, "q", "k", "v", "o"), *_maps(ffn, "gate", "up", "down")))
+        and all(_plain_map(one) for _, one in (*_maps(mixer, *names), *_maps(ffn, "gate", "up", "down")))
         and len({weight.dtype for weight in one.parameters()} - {torch.uint8}) == 1
         and all(weight.dtype in (*native.NUMBERS, torch.uint8) for weight in one.parameters())
     )
@@ -195,14 +255,30 @@ def _plain_branch(branch: block.Branch) -> bool:
 
 def _plain_attention(part: attention.Attention) -> bool:
     names = ("d_model", "n_heads", "n_kv_heads", "d_head", "bias", "output_bias", "key_bias", "q_norm", "k_norm")
-    kept = (*names, "positions", "scale", "q", "k", "v", "o")
+    kept = (*names, "positions", "scale", "gating", "q", "k", "v", "gate", "o")
     usual = attention.Attention(**{name: getattr(part, name) for name in kept})
     norms = all(
         norm is None or (isinstance(norm, RMSNormPart) and norm.d == part.d_head) for norm in (part.q_norm, part.k_norm)
     )
     places = part.positions
     turned = places is None or (isinstance(places, Rotary) and places == replace(places, axes=None, grid=None))
-    return part == usual and norms and turned
+    return part == usual and norms and turned and part.gating in (None, "channel")
+
+
+def _plain_net(mixer: GatedDeltaNet) -> bool:
+    """Returns whether the call computes a gated delta net: with a decay for each head, from single maps."""
+    part, conv = mixer.part, mixer.part.conv
+    names = ("d_model", "n_key_heads", "n_value_heads", "d_key", "d_value", "conv", "norm", "gating", "length_eps")
+    usual = delta_net.GatedDeltaNet(**{name: getattr(part, name) for name in (*names, *NET_MAPS, "o")})
+    return (
+        part == usual
+        and isinstance(part.norm, RMSNormPart)
+        and part.norm.d == part.d_value
+        and part.d_value % 8 == 0
+        and conv.activation in ("silu", None)
+        and (conv.cached or conv.kernel == 1)
+        and mixer.conv.weight.is_contiguous()
+    )
 
 
 def _plain_ffn(part: object) -> bool:

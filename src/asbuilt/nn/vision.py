@@ -121,16 +121,23 @@ class MLPProjector(PartModule):
         super().__init__(part, path)
         self.part, self.activation = part, ACTIVATIONS[part.activation]
         self.norm, self.first = optional(part.norm, f"{path}.norm"), optional(part.first, f"{path}.first")
+        self.post_norm = optional(part.post_norm, f"{path}.post_norm")
 
     def forward(self, x_NPM: Tensor, grid: tuple[int, int] | None = None) -> Tensor:
         """Returns (N, P / merge^2, d_out); without a `grid` of rows and columns patches are those of a square."""
         before, after = (self.norm, None) if self.part.norms_patches else (None, self.norm)
+        if self.part.every > 1:
+            x_NPM = x_NPM[:, :: self.part.every].contiguous()
         x = normed(before, x_NPM if self.first is None else self.first(x_NPM))
         x = normed(after, x if self.part.joined == 1 else self.merged(x, grid))
+        return self.mapped(x)
+
+    def mapped(self, x: Tensor) -> Tensor:
+        """Returns (N, P, d_out): normalised vectors through the maps."""
         for i in range(len(self.part.widths) - 1):
             layer: Linear = self.get_submodule(f"layers_{i}")  # type: ignore[assignment]  # pyright: ignore
             x = layer(self.activation(x) if i > self.part.merging else x)
-        return x
+        return x if self.post_norm is None else self.post_norm(x)
 
     def merged(self, x_NPM: Tensor, grid: tuple[int, int] | None) -> Tensor:
         """Returns (N, P / merge^2, merge^2 * M): the square's patches row by row; or consecutive vectors together."""

@@ -8,14 +8,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from asbuilt.errors import InputError
 from asbuilt.nn.hearing import Heard, Hearing
 from asbuilt.nn.language_model import LanguageModel
+from asbuilt.nn.own_tokens import Mapped, OwnTokens
 from asbuilt.nn.registry import computes
 from asbuilt.nn.step import Step
-from asbuilt.nn.vision import Vision
+from asbuilt.nn.vision import MLPProjector, Vision
 from asbuilt.spec import vision_language_model as spec
 from asbuilt.spec.part import Kernel
 
@@ -30,8 +31,10 @@ if TYPE_CHECKING:
 class VisionLanguageModel(LanguageModel):
     """Tokens to logits, with images in place of some tokens."""
 
+    spec: spec.VisionLanguageModel  # pyright: ignore[reportIncompatibleVariableOverride]  # set once
     vision: Vision
     hearing: Hearing | None
+    own_tokens: nn.ModuleList  # only where there are any
 
     def forward(
         self,
@@ -56,7 +59,7 @@ class VisionLanguageModel(LanguageModel):
         """
         deaf = {} if self.hearing is not None else {"audio": audio}
         self.refuse(unread | deaf | ({} if self.vision.part.prefix else {"prefix": prefix}))
-        heard = None if self.hearing is None or audio is None else self.hearing.heard(audio, kernel)
+        heard = None if audio is None else self.heard(audio, kernel)
         seen = None if images is None else self.vision.seen(images, kernel)  # type: ignore[arg-type]  # pyright: ignore
         step = self.begin((tokens_BT.shape[0], tokens_BT.shape[1]), tokens_BT.device, cache, valid_BT, kernel, reach)
         if seen is not None:
@@ -66,6 +69,25 @@ class VisionLanguageModel(LanguageModel):
         if prefix is not None or (seen is not None and self.vision.part.prefix):
             self.see_prefix(step, step.lengths if prefix is None else prefix)
         return self.run(tokens_BT, step, last)
+
+    def heard(self, audio: Tensor | Sounds, kernel: Kernel) -> Heard:
+        """Returns the vectors of sounds, each filled up if the model does so."""
+        assert self.hearing is not None
+        heard = self.hearing.heard(audio, kernel)
+        if not self.hearing.part.filled:
+            return heard
+        last_1M = next(own.last(mapped) for own, mapped in self.own() if own.part.through == "hearing")
+        return self.hearing.filled(heard, last_1M)
+
+    def own(self) -> list[tuple[OwnTokens, Mapped]]:
+        """Returns the tokens with rows of their own, each with what maps them."""
+        found = []
+        for own in self.own_tokens if self.spec.own_tokens else ():
+            assert isinstance(own, OwnTokens)
+            projector = self.get_submodule(f"{own.part.through}.projector")
+            assert isinstance(projector, MLPProjector)
+            found.append((own, projector.mapped))
+        return found
 
     def see_prefix(self, step: Step, prefix: tuple[int, ...]) -> None:
         """Lets the first `prefix` tokens of each row attend to each other; raises InputError where they may not."""
@@ -86,6 +108,8 @@ class VisionLanguageModel(LanguageModel):
         if self.hearing is not None:
             known_BT = self.hearing.without_placeholders(known_BT, self.spec.n_rows)
         x_BTM = self.embedding(known_BT, step)
+        for own, mapped in self.own():
+            x_BTM = own(x_BTM, tokens_BT, mapped)
         if self.hearing is not None and step.sounds_PM is not None:
             x_BTM = self.hearing.put(x_BTM, tokens_BT, Heard(step.sounds_PM, step.sounds))
         if step.images_NPM is not None:

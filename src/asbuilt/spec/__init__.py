@@ -14,6 +14,7 @@ from asbuilt.spec.classifier import LABELLED, Classifier, Labelled
 from asbuilt.spec.compressed import CompressedAttention, Compressor, EntryIndexer
 from asbuilt.spec.convolution import CausalConvolution, CentredConvolution, ShortConvolution
 from asbuilt.spec.convolution_module import ConvolutionModule
+from asbuilt.spec.convolved import ConvolvedPatches, GridAttention, GridConvolution, InvertedResidual, PixelConvolution
 from asbuilt.spec.cross import CrossAttention
 from asbuilt.spec.decoder import decoder
 from asbuilt.spec.delta_net import DECAYS, DELTA_GATES, GatedDeltaNet
@@ -63,6 +64,7 @@ from asbuilt.spec.mamba2 import OUTPUT_GATES, Mamba2
 from asbuilt.spec.mixer import Mixer
 from asbuilt.spec.model import AnyHead, Embedding, Input, Model
 from asbuilt.spec.norms import Gain, HeadNorm, LayerNorm, Norm, RMSNorm, SoftplusScale
+from asbuilt.spec.own_tokens import OwnTokens
 from asbuilt.spec.part import (
     KINDS,
     Gives,
@@ -169,6 +171,7 @@ __all__ = [
     "Compressor",
     "Contrast",
     "ConvolutionModule",
+    "ConvolvedPatches",
     "ConvolvedProjector",
     "CrossAttention",
     "DeltaTimeMixing",
@@ -191,6 +194,8 @@ __all__ = [
     "GatedDeltaNet",
     "GatedMLP",
     "Gives",
+    "GridAttention",
+    "GridConvolution",
     "GridPatches",
     "GridPositions",
     "GridVision",
@@ -202,6 +207,7 @@ __all__ = [
     "ImageEncoder",
     "Indexer",
     "Input",
+    "InvertedResidual",
     "Kind",
     "Labelled",
     "LanguageModel",
@@ -227,6 +233,7 @@ __all__ = [
     "MixtureOfExperts",
     "Model",
     "Norm",
+    "OwnTokens",
     "Packed",
     "Parallel",
     "Part",
@@ -234,6 +241,7 @@ __all__ = [
     "PatchEmbedding",
     "PerLayerEmbedding",
     "PerLayerInput",
+    "PixelConvolution",
     "Plane",
     "PooledProjector",
     "Pooler",

@@ -8,7 +8,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from asbuilt.spec.part import LARGEST_SIZE, Part, Pass, Product, Weight, require, require_number, require_sizes
+from asbuilt.spec.part import (
+    LARGEST_SIZE,
+    Part,
+    Pass,
+    Product,
+    Weight,
+    require,
+    require_flags,
+    require_number,
+    require_sizes,
+)
 
 TAPS, STRIDE = 3, 2  # frames (and bands) that an output depends on; the stride of a convolution that leaves fewer
 MOST_STEPS = 8  # convolutions, each of which leaves half as many frames
@@ -64,9 +74,11 @@ class MelEmbedding(Part):
 class MelSubsampling(Part):
     """W x of what convolutions leave of each frame: relu(norm(conv(x))) for each of `channels`, bands side by side.
 
-    Each convolution is over 3 frames and 3 bands, with a stride of 2 in both, and leaves half of either, rounded up.
-    Its norm is a LayerNorm over channels, without a bias. x is a spectrogram of `n_mels` bands and any number of frames
-    of which at most `n_tokens` tokens are left.
+    Each convolution is over 3 frames and 3 bands, with a stride of 2 in both, and leaves half of either, rounded up. It
+    is centred, or with `ahead` begins at a frame and reads the two after it. Its norm is a LayerNorm over channels,
+    without a bias; or, `cumulative`, over channels, bands and all frames so far, whose squared differences are each
+    from the mean up to that frame. x is a spectrogram of `n_mels` bands and any number of frames of which at most
+    `n_tokens` tokens are left.
     """
 
     kind = "embedding"
@@ -81,9 +93,14 @@ class MelSubsampling(Part):
     """Width of the residual stream."""
     eps: float = 1e-6
     """Added to the variance, in all norms."""
+    ahead: bool = False
+    """Whether convolutions read a frame and the two after it, not the one before it and the one after it."""
+    cumulative: bool = False
+    """Whether norms are over channels, bands and all frames so far, not over channels alone."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "n_mels", "n_tokens", "d_model")
+        require_flags(self, "ahead", "cumulative")
         sizes = all(isinstance(c, int) and not isinstance(c, bool) and 1 <= c <= LARGEST_SIZE for c in self.channels)
         some = isinstance(self.channels, tuple) and 1 <= len(self.channels) <= MOST_STEPS
         require(self, "channels", some and sizes, f"1 to {MOST_STEPS} whole numbers from 1 to 2^31-1")

@@ -53,6 +53,7 @@ ORDER = (
     "vision",
     "hearing",
     "embedding",
+    "own_tokens",
     "positions",
     "types",
     "embedding_norm",
@@ -120,7 +121,7 @@ class Model(Part, metaclass=_Chosen):
     def __post_init__(self) -> None:
         require_sizes(self, "max_positions")
         require(self, "name", isinstance(self.name, str), "a name")
-        self._require_number_of("blocks", 1)
+        self._require_number_of("blocks", 0 if getattr(self.embedding, "whole", False) else 1)
         self._require_one_width()
         self._require_head()
         self._require_tiles()
@@ -276,7 +277,8 @@ class Model(Part, metaclass=_Chosen):
         found = {None if one.streams is None else one.streams.n_streams for block in plain for one in block.branches}
         found |= {block.updates.n_streams for block in unlike if block.updates is not None}
         wanted = None if self.streams is None else self.streams.n_streams
-        require(self, "streams", found == {wanted}, f"a merge of the blocks' streams, {sorted(found, key=str)}")
+        allowed = f"a merge of the blocks' streams, {sorted(found, key=str)}"
+        require(self, "streams", (found or {None}) == {wanted}, allowed)
         fits = self.streams is None or self.streams.d_model == self.d_model
         require(self, "streams", fits, f"streams of d_model = {self.d_model}")
 

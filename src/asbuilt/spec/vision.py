@@ -49,6 +49,7 @@ class PatchEmbedding(Part):
     kind = "embedding"
     any_size: ClassVar[bool] = False
     tiled: ClassVar[bool] = False
+    whole: ClassVar[bool] = False
     image_size: int
     """Pixels per side of the image."""
     patch_size: int
@@ -154,8 +155,9 @@ class MLPProjector(Mapped):
     """A sequence of linear maps from widths[0] to widths[-1], with the activation between them.
 
     Before the first one, squares of `merge` x `merge` patches, row by row, or `stack` consecutive vectors are
-    concatenated to one vector each. A `norm` is of patches, or of what they are merged to if it is that wide. Before
-    all that each patch passes through the maps of `first`, if given.
+    concatenated to one vector each. A `norm` is of patches, or of what they are merged to if it is that wide, and a
+    `post_norm` of the output. Before all that each patch passes through the maps of `first`, if given. Of every `every`
+    vectors only the first is read.
     """
 
     kind = "projector"
@@ -175,6 +177,10 @@ class MLPProjector(Mapped):
     """Norm of the patches before they are merged, or of the merged vectors, depending on its width."""
     first: MLPProjector | None = None
     """Maps of each patch, before all others; None for none."""
+    post_norm: Norm | None = None
+    """Norm of the output."""
+    every: int = 1
+    """Consecutive vectors of which the first alone is read."""
 
     def __post_init__(self) -> None:
         sizes = all(isinstance(w, int) and not isinstance(w, bool) and 1 <= w <= LARGEST_SIZE for w in self.widths)
@@ -182,7 +188,10 @@ class MLPProjector(Mapped):
         require_choice(self, "activation", ACTIVATIONS)
         require_flags(self, "bias", "merging")
         require(self, "merging", len(tuple(self.widths)) > 2 or not self.merging, "false for one map")
-        require_sizes(self, "merge", "stack")
+        require_sizes(self, "merge", "stack", "every")
+        require(self, "every", self.every == 1 or self.joined == 1, "1 beside vectors that are concatenated")
+        after = self.post_norm is None or self.post_norm.d == self.d_out
+        require(self, "post_norm", after, f"a norm of {self.d_out} numbers")
         whole = self.widths[0] % self.merge**2 == 0
         require(self, "merge", whole, f"a number whose square divides widths[0] = {self.widths[0]}")
         whole = self.widths[0] % self.stack == 0
@@ -222,7 +231,7 @@ class MLPProjector(Mapped):
 
     def n_tokens(self, n_patches: int) -> int:
         """Returns the number of output vectors."""
-        return n_patches // self.joined
+        return -(-n_patches // self.every) // self.joined
 
     def fits(self, n_patches: int, n_side: int) -> bool:
         """Returns whether `n_patches` patches, `n_side` per side, are a valid input."""
@@ -241,7 +250,9 @@ class MLPProjector(Mapped):
     def child_run(self, name: str, run: Pass) -> Pass:
         """The maps process the merged squares, the norm those or the patches."""
         patches = name == "first" or (name == "norm" and self.norms_patches)
-        return run if patches else replace(run, tokens=self.n_tokens(run.tokens))
+        if patches:
+            return replace(run, tokens=-(-run.tokens // self.every))
+        return replace(run, tokens=self.n_tokens(run.tokens))
 
     def multiplies(self, run: Pass) -> tuple[Product, ...]:
         """Each map once."""

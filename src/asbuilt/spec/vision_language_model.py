@@ -9,9 +9,11 @@ from asbuilt.spec.cross import CrossAttention
 from asbuilt.spec.hearing import Hearing
 from asbuilt.spec.language_model import LanguageModel
 from asbuilt.spec.model import Input
+from asbuilt.spec.norms import RMSNorm
+from asbuilt.spec.own_tokens import OwnTokens
 from asbuilt.spec.part import Pass, require
 from asbuilt.spec.positions import rotaries_by_length
-from asbuilt.spec.vision import PatchEmbedding, Vision
+from asbuilt.spec.vision import MLPProjector, PatchEmbedding, Vision
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -25,6 +27,8 @@ class VisionLanguageModel(LanguageModel):
     """The tower, the projector and the placeholder."""
     hearing: Hearing | None = None
     """The same of sounds; None if it hears none."""
+    own_tokens: tuple[OwnTokens, ...] = ()
+    """Token ids that images or sounds have rows of their own for."""
 
     def __post_init__(self) -> None:
         require(self, "vision", isinstance(self.vision, Vision), "a tower of patches with a projector")
@@ -41,6 +45,7 @@ class VisionLanguageModel(LanguageModel):
         self._require_across()
         if self.hearing is not None:
             self._require_sounds(self.hearing)
+        self._require_own_tokens()
 
     def _require_sounds(self, hearing: Hearing) -> None:
         """Requires sounds that fit the text, beside images that stand in it too."""
@@ -52,6 +57,29 @@ class VisionLanguageModel(LanguageModel):
         inside = not self.vision.crosses and not rotaries_by_length(self)
         allowed = "none beside images that are read across, or RoPE frequencies that depend on the text's length"
         require(self, "hearing", inside, allowed)
+
+    def _require_own_tokens(self) -> None:
+        """Requires own tokens of what is there, through one map and its RMSNorm, to different ids."""
+        found, last = self.own_tokens, 0
+        require(self, "own_tokens", isinstance(found, tuple), "a tuple of OwnTokens")
+        for one in found:
+            require(self, "own_tokens", isinstance(one, OwnTokens), "a tuple of OwnTokens")
+            after = last <= one.first and one.past <= self.n_rows
+            require(self, "own_tokens", after, f"ids one after the other, below {self.n_rows}")
+            last = one.past
+            through = getattr(getattr(self, one.through), "projector", None)
+            fits = (
+                isinstance(through, MLPProjector)
+                and through.widths == (one.d_table, one.d_model)
+                and not through.bias
+                and isinstance(through.post_norm, RMSNorm)
+                and through.post_norm.gain == "none"
+            )
+            allowed = f"{one.through} through one map from {one.d_table} to {self.d_model}, and an RMSNorm without gain"
+            require(self, "own_tokens", fits and one.d_model == self.d_model, allowed)
+        heard = any(one.through == "hearing" for one in found)
+        filled = self.hearing is not None and self.hearing.filled
+        require(self, "hearing", heard or not filled, "sounds that are not filled up, without own tokens of sounds")
 
     def _require_across(self) -> None:
         """Requires cross-attention to as many vectors as an image has, if it reads images, and none otherwise."""
@@ -80,10 +108,16 @@ class VisionLanguageModel(LanguageModel):
         return max(1, self.vision.n_vectors - 1)
 
     @classmethod
-    def of(cls, text: LanguageModel, vision: Vision, hearing: Hearing | None = None) -> VisionLanguageModel:
-        """Returns the language model with images in its text, and sounds if given."""
+    def of(
+        cls,
+        text: LanguageModel,
+        vision: Vision,
+        hearing: Hearing | None = None,
+        own_tokens: tuple[OwnTokens, ...] = (),
+    ) -> VisionLanguageModel:
+        """Returns the language model with images in its text, and sounds and tokens of their own if given."""
         own = {field.name: getattr(text, field.name) for field in fields(text)}
-        return cls(**own, vision=vision, hearing=hearing)
+        return cls(**own, vision=vision, hearing=hearing, own_tokens=own_tokens)
 
     @property
     def text(self) -> LanguageModel:

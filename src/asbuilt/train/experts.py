@@ -14,6 +14,7 @@ from torch import Tensor
 from asbuilt.errors import InputError
 from asbuilt.nn.experts import SCORES, MixtureOfExperts, Router
 from asbuilt.nn.model import Model
+from asbuilt.train.ranks import Ranks
 from asbuilt.train.settings import Experts
 
 
@@ -137,6 +138,12 @@ class Routing:
     def auxiliary(self) -> float | None:
         """The auxiliary loss of all batches, unweighted."""
         return float(torch.stack(self.balances).sum()) if self.balances else None
+
+    def gather(self, ranks: Ranks) -> None:
+        """Adds the other ranks' choices and losses."""
+        self.loads = {router: ranks.summed(load_E) for router, load_E in self.loads.items()}
+        if self.balances:
+            self.balances = [ranks.summed(torch.stack(self.balances).sum())]
 
     @torch.no_grad()
     def correct(self) -> None:

@@ -34,6 +34,7 @@ from asbuilt.train import recipe as recipes
 from asbuilt.train.batch import Data
 from asbuilt.train.experts import Routing
 from asbuilt.train.optimizer import Optimizers, optimizers
+from asbuilt.train.ranks import ALONE, Ranks
 from asbuilt.train.recipe import Recipe
 from asbuilt.train.recompute import recompute_blocks
 from asbuilt.train.state import Position, checkpoints, load_state, read_recipe, remove_old, save_state
@@ -44,6 +45,7 @@ from asbuilt.train.width import scales
 RECIPE, LOG, STATES, EXPORTED = "recipe.toml", "log.jsonl", "checkpoints", "model"
 # Sections and keys that a resumed run may change: what is written when, not what is computed.
 FREE = ("run.out", "run.log_every", "run.validate_every", "run.save_every", "run.keep", "data.text")
+FREE_SECTIONS = ("parallel",)  # which processes compute it
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16}
 TRAINED: tuple[Gives, ...] = ("logits",)
 
@@ -92,6 +94,7 @@ class Run:
     reading: Reading
     vocabulary: Vocabulary
     position: Position = field(default_factory=Position)
+    ranks: Ranks = ALONE
 
     @property
     def folder(self) -> Path:
@@ -104,9 +107,10 @@ class Run:
 
     def step(self) -> Stepped:
         """Makes one step."""
-        given, at = self.recipe.step, self.position
+        given, at, ranks = self.recipe.step, self.position, self.ranks
         batches = [
-            self.data.batch(at.step * given.accumulate + i).to(self.model.device) for i in range(given.accumulate)
+            self.data.batch(at.step * given.accumulate + i, ranks.number, ranks.count).to(self.model.device)
+            for i in range(given.accumulate)
         ]
         made = train_step(
             self.model,
@@ -118,23 +122,26 @@ class Run:
             rows=given.loss_rows or None,
             autocast=AUTOCAST[given.precision],
             experts=self.recipe.experts,
+            ranks=ranks,
         )
         self.position = replace(at, step=at.step + 1, tokens=at.tokens + made.tokens)
         return made
 
     def validate(self) -> float | None:
         """Returns the mean loss of the validation text, None if there is none."""
-        batches = [batch.to(self.model.device) for batch in self.data.validation()]
+        batches = [self.ranks.share(batch).to(self.model.device) for batch in self.data.validation()]
         if not batches:
             return None
         given = self.recipe.step
-        found = evaluate(self.model, batches, rows=given.loss_rows or None, autocast=AUTOCAST[given.precision])
+        found = evaluate(
+            self.model, batches, rows=given.loss_rows or None, autocast=AUTOCAST[given.precision], ranks=self.ranks
+        )
         self.position = replace(self.position, validation=found)
         return found
 
 
-def prepare(recipe: Recipe) -> Run:
-    """Returns a run at its beginning: data read, model built and initialised."""
+def prepare(recipe: Recipe, divide: Callable[[Model], None] = lambda _: None) -> Run:
+    """Returns a run at its beginning: data read, model built, initialised, and divided over devices by `divide`."""
     data, vocabulary = text_data(recipe.data, recipe.run.seed)
     reading = described(recipe, vocabulary.n_vocab)
     if recipe.model.weights:
@@ -145,6 +152,7 @@ def prepare(recipe: Recipe) -> Run:
         initialise(model, recipe.run.seed, recipe.model.std, {path: one.std for path, one in scaled.items()})
     recompute_blocks(model, recipe.step.checkpointing)
     Routing(model, recipe.experts)  # refuses losses of experts that are not there
+    divide(model)
     return Run(
         recipe=recipe,
         model=model,
@@ -188,14 +196,14 @@ def run(recipe: Recipe, *, resume: bool = False, report: Report = lambda _: None
     InputError for a folder that holds a run already, for settings that differ from its own, and when a loss or a
     gradient is not finite.
     """
-    last = _last(recipe) if resume else None
+    last = last_checkpoint(recipe) if resume else None
     if not resume:
-        _require_new(recipe)
+        require_new(recipe)
     made = prepare(recipe)
     if last is not None:
         made.position = load_state(last, made.model, made.optimizer)
     if resume:
-        _cut_log(made.folder / LOG, -1 if last is None else made.position.step)
+        cut_log(made.folder / LOG, -1 if last is None else made.position.step)
     return Loop(made, report).finish()
 
 
@@ -211,14 +219,15 @@ class Loop:
     def finish(self) -> Outcome:
         """Runs all steps that are left, and exports the model."""
         one, settings = self.run, self.settings
-        one.folder.mkdir(parents=True, exist_ok=True)
-        (one.folder / RECIPE).write_text(recipes.dumps(one.recipe), encoding="utf-8")
-        with (one.folder / LOG).open("a", encoding="utf-8") as log:
+        if one.ranks.first:
+            one.folder.mkdir(parents=True, exist_ok=True)
+            (one.folder / RECIPE).write_text(recipes.dumps(one.recipe), encoding="utf-8")
+        with (one.folder / LOG if one.ranks.first else Path(os.devnull)).open("a", encoding="utf-8") as log:
             if one.position.step == 0:
                 self._validate(log)
             while one.position.step < settings.steps:
                 self._step(log)
-        export(one)
+        self.export()
         at = one.position
         return Outcome(
             steps=at.step,
@@ -233,7 +242,7 @@ class Loop:
         one, settings = self.run, self.settings
         lr = one.recipe.optimizer.lr * one.factor(one.position.step)
         try:
-            made = one.step()
+            made = self.stepped()
         except NotFinite as error:
             raise self._stopped(error) from error
         self.loss, step = made.loss, one.position.step
@@ -246,9 +255,17 @@ class Loop:
         if last or (settings.save_every and step % settings.save_every == 0):
             self.save()
 
+    def stepped(self) -> Stepped:
+        """Makes one step."""
+        return self.run.step()
+
+    def validate(self) -> float | None:
+        """Returns the mean loss of the validation text, None if there is none."""
+        return self.run.validate()
+
     def _validate(self, log: Any) -> None:  # noqa: ANN401
         begun = time.perf_counter()
-        found = self.run.validate()
+        found = self.validate()
         self._paused += time.perf_counter() - begun
         if found is not None:
             self._say(log, Progress(step=self.run.position.step, steps=self.settings.steps, validation=found))
@@ -258,8 +275,18 @@ class Loop:
         one = self.run
         one.position = replace(one.position, seconds=self._seconds())
         states = one.folder / STATES
+        self.write_state(states)
+        if one.ranks.first:
+            remove_old(states, self.settings.keep)
+
+    def write_state(self, states: Path) -> None:
+        """Writes the checkpoint of this step."""
+        one = self.run
         save_state(states, one.model, one.optimizer, one.position, recipes.to_dict(one.recipe))
-        remove_old(states, self.settings.keep)
+
+    def export(self) -> None:
+        """Writes the trained model."""
+        export(self.run)
 
     def _say(self, log: Any, progress: Progress) -> None:  # noqa: ANN401
         """Reports, and writes a line of the log."""
@@ -323,13 +350,14 @@ def _replacing(folder: Path) -> Iterator[Path]:
         shutil.rmtree(fresh, ignore_errors=True)
 
 
-def _require_new(recipe: Recipe) -> None:
+def require_new(recipe: Recipe) -> None:
+    """Raises InputError if the folder of the run holds anything."""
     folder = Path(recipe.run.out)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError("already exists", field="run.out", value=str(folder), fix="--resume it, or choose another")
 
 
-def _last(recipe: Recipe) -> Path | None:
+def last_checkpoint(recipe: Recipe) -> Path | None:
     """Returns the last checkpoint of the run's folder, None if it stopped before the first."""
     found = checkpoints(Path(recipe.run.out) / STATES)
     if not found:
@@ -340,12 +368,12 @@ def _last(recipe: Recipe) -> Path | None:
     for section, values in now.items():
         for key, value in values.items():
             name, old = f"{section}.{key}", then.get(section, {}).get(key)
-            if value != old and name not in FREE:
+            if value != old and name not in FREE and section not in FREE_SECTIONS:
                 raise InputError(f"the run has {old!r}", field=name, value=value, fix="a changed run is another run")
     return found[-1]
 
 
-def _cut_log(path: Path, step: int) -> None:
+def cut_log(path: Path, step: int) -> None:
     """Removes the lines of steps after this one, which are made again."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     kept = [line for line in lines if _step_of(line) <= step]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from asbuilt.catalog.machine import Machine
+from asbuilt.errors import InputError
 from asbuilt.plan.train import TrainPlan, train
 from asbuilt.spec import Model
 from asbuilt.train.loss import CHUNK
@@ -12,19 +13,38 @@ OPTIMIZERS = {"sgd": "sgd-momentum"}  # the plan's name, where it is another
 
 
 def planned(recipe: Recipe, spec: Model, machine: Machine) -> TrainPlan:
-    """Returns the plan of a recipe's whole run on one device."""
-    data, step = recipe.data, recipe.step
-    targets = data.batch * data.context
+    """Returns the plan of a recipe's whole run on its `parallel.ranks`, each of them such a machine."""
+    data, step, ranks = recipe.data, recipe.step, recipe.parallel.ranks or 1
+    require_planned(recipe, ranks)
+    targets = data.batch // ranks * data.context
     rows = step.loss_rows or max(1, CHUNK // spec.n_vocab)
     return train(
         spec,
         machine,
         seq=data.context,
-        batch=data.batch,
+        batch=data.batch // ranks,
+        gpus=ranks,
+        zero=0 if recipe.parallel.shard == 1 or ranks == 1 else 3,
         accumulate=step.accumulate,
         optimizer=OPTIMIZERS.get(recipe.optimizer.name, recipe.optimizer.name),
         dtype="fp32",  # of weights, gradients and state; autocast narrows products alone
         checkpointing=step.checkpointing,
         chunked_loss=max(1, -(-targets // rows)),
-        tokens=float(recipe.run.steps * step.accumulate * targets),
+        tokens=float(recipe.run.steps * step.accumulate * targets * ranks),
     )
+
+
+def require_planned(recipe: Recipe, ranks: int) -> None:
+    """Raises InputError unless the training plan knows such a division over ranks."""
+    shard, batch = recipe.parallel.shard, recipe.data.batch
+    if shard not in (0, 1, ranks):
+        raise InputError(
+            "the plan knows weights that all ranks divide, or none",
+            field="parallel.shard",
+            value=shard,
+            allowed=f"0, 1 or {ranks} for --dry-run",
+        )
+    if batch % ranks:
+        raise InputError(
+            f"{ranks} ranks share a batch equally", field="data.batch", value=batch, allowed=f"a multiple of {ranks}"
+        )

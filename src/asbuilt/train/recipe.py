@@ -20,7 +20,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from asbuilt.errors import InputError, near, one_of
 from asbuilt.files import read_text
 from asbuilt.train.schedule import Schedule
-from asbuilt.train.settings import Data, Experts, Loop, Model, Optimizer, Step
+from asbuilt.train.settings import Data, Experts, Loop, Model, Optimizer, Parallel, Step
 
 LARGEST = 1 << 20  # bytes of a recipe
 SHIPPED = Path(__file__).parent / "recipes"
@@ -36,6 +36,7 @@ class Recipe:
     schedule: Schedule = field(default_factory=Schedule)
     step: Step = field(default_factory=Step)
     experts: Experts = field(default_factory=Experts)
+    parallel: Parallel = field(default_factory=Parallel)
     run: Loop = field(default_factory=Loop)
 
 

@@ -153,6 +153,20 @@ class Experts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Parallel:
+    """How the processes that torchrun starts divide a run: they share each batch, and weights as told here."""
+
+    ranks: int = 0
+    """Processes of the run; 0 for as many as torchrun starts."""
+    shard: int = 0
+    """Neighbouring ranks that divide weights, gradients and state (FSDP2; HSDP if not all); 0 for all, 1 for none."""
+
+    def __post_init__(self) -> None:
+        for name in ("ranks", "shard"):
+            require_from(f"parallel.{name}", getattr(self, name), 0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Loop:
     """How long, and what is written when."""
 

@@ -52,18 +52,23 @@ def save_state(folder: Path, model: Model, optimizer: Optimizers, at: Position, 
     state, numbers = _optimizer_state(model, optimizer)
     made = folder / f"step-{at.step:08d}"
     size = sum(t.numel() * t.element_size() for t in (*weights.values(), *state.values()))
-    document = {"version": VERSION, "position": vars(at), "optimizer": numbers, "recipe": recipe}
     with aside(made, size + ROOM) as partial:
         try:
             save_file(_apart(weights), partial / WEIGHTS)
             save_file(_apart(state), partial / OPTIMIZER)
         except SafetensorError as error:
             raise OSError(str(error)) from error
-        (partial / STATE).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        describe_state(partial / STATE, at, numbers, recipe)
         for name in (WEIGHTS, OPTIMIZER, STATE):
-            _sync(partial / name)
-    _sync(folder)
+            sync(partial / name)
+    sync(folder)
     return made
+
+
+def describe_state(file: Path, at: Position, numbers: dict[str, Any], recipe: dict[str, Any]) -> None:
+    """Writes what a checkpoint holds beside tensors; `numbers` are those of the optimizer, by path."""
+    document = {"version": VERSION, "position": vars(at), "optimizer": numbers, "recipe": recipe}
+    file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -82,7 +87,7 @@ def remove_old(folder: Path, keep: int) -> None:
 
 def read_recipe(checkpoint: Path) -> dict[str, Any]:
     """Returns the recipe of the run that a checkpoint is of."""
-    return _document(checkpoint)["recipe"]
+    return read_document(checkpoint)["recipe"]
 
 
 def load_state(checkpoint: Path, model: Model, optimizer: Optimizers) -> Position:
@@ -90,9 +95,9 @@ def load_state(checkpoint: Path, model: Model, optimizer: Optimizers) -> Positio
 
     Raises InputError, before anything has changed, for a checkpoint that is broken or of another model.
     """
-    document = _document(checkpoint)
-    weights, state = _tensors(checkpoint / WEIGHTS), _tensors(checkpoint / OPTIMIZER)
-    _require_alike(stored_tensors(model), weights, checkpoint)
+    document = read_document(checkpoint)
+    weights, state = tensors_of(checkpoint)
+    require_alike(stored_tensors(model), weights, checkpoint)
     parameters = {path: p for path, p in model.named_parameters() if p.requires_grad}
     restored = _restored(parameters, state, document["optimizer"], checkpoint)
     with torch.no_grad():
@@ -145,12 +150,13 @@ def _random_state() -> Iterator[tuple[str, Tensor]]:
 
 
 def _restore_random(state: dict[str, Tensor]) -> None:
-    torch.set_rng_state(state[f"{RANDOM}cpu"])
+    if f"{RANDOM}cpu" in state:  # a run of many processes draws nothing, and has none
+        torch.set_rng_state(state[f"{RANDOM}cpu"])
     if torch.cuda.is_available() and f"{RANDOM}cuda" in state:
         torch.cuda.set_rng_state(state[f"{RANDOM}cuda"])
 
 
-def _require_alike(own: dict[str, Tensor], found: dict[str, Tensor], where: Path) -> None:
+def require_alike(own: dict[str, Tensor], found: dict[str, Tensor], where: Path) -> None:
     """Raises InputError naming the first tensor that is missing, unknown or of another shape."""
     for path in [*own, *found]:
         mine, theirs = own.get(path), found.get(path)
@@ -161,7 +167,8 @@ def _require_alike(own: dict[str, Tensor], found: dict[str, Tensor], where: Path
             )
 
 
-def _document(checkpoint: Path) -> dict[str, Any]:
+def read_document(checkpoint: Path) -> dict[str, Any]:
+    """Returns what a checkpoint holds beside tensors."""
     document = read_object(checkpoint / STATE, LARGEST_STATE)
     if document.get("version") != VERSION:
         raise InputError(
@@ -171,6 +178,17 @@ def _document(checkpoint: Path) -> dict[str, Any]:
     if missing:
         raise InputError(f"{', '.join(sorted(missing))} missing", field=str(checkpoint / STATE))
     return document
+
+
+def tensors_of(checkpoint: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Returns weights and optimizer state; those of a checkpoint of many processes are joined."""
+    if (checkpoint / WEIGHTS).exists():
+        return _tensors(checkpoint / WEIGHTS), _tensors(checkpoint / OPTIMIZER)
+    from asbuilt.train.many.state import whole
+
+    held = whole(checkpoint)
+    weights = {key: tensor for key, tensor in held.items() if "/" not in key}
+    return weights, {key: tensor for key, tensor in held.items() if "/" in key}
 
 
 def _tensors(path: Path) -> dict[str, Tensor]:
@@ -189,7 +207,7 @@ def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Has the system write a file or folder to its disk."""
     try:
         held = os.open(path, os.O_RDONLY)

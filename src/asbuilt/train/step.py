@@ -17,6 +17,7 @@ from asbuilt.train.batch import Batch
 from asbuilt.train.experts import Routing
 from asbuilt.train.loss import loss_of
 from asbuilt.train.optimizer import Optimizers, trainable
+from asbuilt.train.ranks import ALONE, Ranks
 from asbuilt.train.settings import Experts
 
 DENSE = Experts()
@@ -57,18 +58,21 @@ def train_step(
     rows: int | None = None,
     autocast: torch.dtype | None = None,
     experts: Experts = DENSE,
+    ranks: Ranks = ALONE,
 ) -> Stepped:
     """Updates the model by the gradient of the batches' mean loss; raises NotFinite before an update that is not.
 
     `factor` multiplies the learning rates, `clip` limits the norm of the gradient, `z` weighs the z-loss, `rows` are
     those of a chunk of the loss, and products run in `autocast`, while weights keep their dtype. The losses of
-    `experts` are means over the tokens of each batch, which they weigh by its targets.
+    `experts` are means over the tokens of each batch, which they weigh by its targets. With other `ranks` the
+    batches are this one's shares; loss, gradient and targets are those of all.
     """
-    counted = sum(batch.counted for batch in batches)
+    counted = round(ranks.total(sum(batch.counted for batch in batches)))
     optimizer.zero_grad()
     nats = torch.zeros((), device=model.device)
     routing = Routing(model, experts)
-    for batch in batches:
+    for i, batch in enumerate(batches):
+        ranks.begin(model, i == len(batches) - 1)
         with casting(model, autocast), routing:
             loss = loss_of(model, batch, z=z, rows=rows)
         total = loss.total / max(1, counted)
@@ -76,13 +80,14 @@ def train_step(
         (total if more is None else total + more).backward()
         nats += loss.nats
     held = optimizer.parameters
-    norm = torch.nn.utils.get_total_norm([one.grad for one in held if one.grad is not None], foreach=True)
-    loss, size = float(nats) / max(1, counted), float(norm)
+    norm = ranks.norm([one.grad for one in held if one.grad is not None])
+    loss, size = ranks.total(float(nats)) / max(1, counted), float(norm)
     if not (abs(loss) < float("inf") and size < float("inf")):
-        raise NotFinite(first_not_finite(model), loss)
+        raise NotFinite(first_not_finite(model, ranks), loss)
     if 0.0 < clip < size:
         torch.nn.utils.clip_grads_with_norm_(held, clip, norm, foreach=True)
     optimizer.step(factor)
+    routing.gather(ranks)
     routing.correct()
     return Stepped(
         loss=loss,
@@ -99,26 +104,31 @@ def casting(model: Model, dtype: torch.dtype | None) -> AbstractContextManager[o
     return nullcontext() if dtype is None else torch.autocast(model.device.type, dtype)
 
 
-def first_not_finite(model: Model) -> str:
+def first_not_finite(model: Model, ranks: Ranks = ALONE) -> str:
     """Returns the path of the first weight that is not finite, else of the first such gradient, else "the loss"."""
     held = trainable(model)
     for path, parameter, *_ in held:
-        if not bool(parameter.isfinite().all()):
+        if not ranks.finite(parameter):
             return path
     for path, parameter, *_ in held:
-        if parameter.grad is not None and not bool(parameter.grad.isfinite().all()):
+        if parameter.grad is not None and not ranks.finite(parameter.grad):
             return f"the gradient of {path}"
     return "the loss"
 
 
 @torch.no_grad()
 def evaluate(
-    model: Model, batches: Sequence[Batch], *, rows: int | None = None, autocast: torch.dtype | None = None
+    model: Model,
+    batches: Sequence[Batch],
+    *,
+    rows: int | None = None,
+    autocast: torch.dtype | None = None,
+    ranks: Ranks = ALONE,
 ) -> float:
-    """Returns the mean cross-entropy of all targets, in nats."""
+    """Returns the mean cross-entropy of all targets, of other ranks' batches too, in nats."""
     total, counted = 0.0, 0
     for batch in batches:
         with casting(model, autocast):
             total += float(loss_of(model, batch, rows=rows).nats)
         counted += batch.counted
-    return total / max(1, counted)
+    return ranks.total(total) / max(1.0, ranks.total(counted))

@@ -1,4 +1,4 @@
-"""The conformer that hears for Gemma 4: its config keys, how it is built of them, and its names on disk.
+"""The conformer that hears for Gemma 4, and its block, also Gemma 3n's: config keys, how it is built, names on disk.
 
 Half-step feed-forwards around attention to the tokens just before and a convolution module, over a spectrogram that two
 convolutions have made a quarter as long. Defaults are as in transformers' Gemma4AudioConfig.
@@ -66,18 +66,11 @@ def hearing(
     placeholder: int,
 ) -> Hearing:
     """Returns the tower of these sizes, with maps to `d_between` and on to a text of width `d_text`."""
-    norm = RMSNorm(d=d_model, eps=NORM_EPS)
-    block = Block(
-        branches=(
-            _half("ffn_in", d_model, activation, branch_scale),
-            Branch(name="attention", norm=norm, body=_attention(d_model, n_heads, window, softcap), post_norm=norm),
-            Branch(name="conv", norm=replace(norm, eps=eps), body=_convolution(d_model, kernel, activation, eps)),
-            replace(_half("ffn_out", d_model, activation, branch_scale), sum_norm=norm),
-        )
-    )
+    attention = local_attention(d_model, n_heads, window, softcap, KEY_SCALE)
+    made = block(attention, activation=activation, kernel=kernel, branch_scale=branch_scale, eps=eps)
     tower = AudioEncoder(
         embedding=MelSubsampling(n_mels=channels[0], n_tokens=MOST_TOKENS, channels=channels, d_model=d_model, eps=eps),
-        blocks=(transform_maps(block, lambda _, one: replace(one.plain, clipped=clipped)),) * n_layers,
+        blocks=(transform_maps(made, lambda _, one: replace(one.plain, clipped=clipped)),) * n_layers,
         max_positions=MOST_TOKENS,
         name="tower",
     )
@@ -90,16 +83,31 @@ def hearing(
     return Hearing(tower=tower, projector=projector, placeholder=placeholder)
 
 
+def block(attention: Attention, *, activation: Activation, kernel: int, branch_scale: float, eps: float) -> Block:
+    """Returns half-step feed-forwards around an attention and a convolution module, whose norms have `eps`."""
+    d_model = attention.d_model
+    norm = RMSNorm(d=d_model, eps=NORM_EPS)
+    return Block(
+        branches=(
+            _half("ffn_in", d_model, activation, branch_scale),
+            Branch(name="attention", norm=norm, body=attention, post_norm=norm),
+            Branch(name="conv", norm=replace(norm, eps=eps), body=_convolution(d_model, kernel, activation, eps)),
+            replace(_half("ffn_out", d_model, activation, branch_scale), sum_norm=norm),
+        )
+    )
+
+
 def _half(name: str, d_model: int, activation: Activation, scale: float) -> Branch:
     norm = RMSNorm(d=d_model, eps=NORM_EPS)
     body = MLP(d_model=d_model, d_ff=4 * d_model, activation=activation)
     return Branch(name=name, norm=norm, body=body, post_norm=norm, scale=scale)
 
 
-def _attention(d_model: int, n_heads: int, window: int, softcap: float) -> Attention:
+def local_attention(d_model: int, n_heads: int, window: int, softcap: float, key_scale: float = 1.0) -> Attention:
+    """Returns attention to the token itself and those just before it, whose keys have a factor that distances lack."""
     d_head = d_model // n_heads
     positions = RelativeProjection(
-        d_model=d_model, n_heads=n_heads, d_head=d_head, window=window, scale=1 / KEY_SCALE, endpoint=True
+        d_model=d_model, n_heads=n_heads, d_head=d_head, window=window, scale=1 / key_scale, endpoint=True
     )
     return Attention(
         d_model=d_model,
@@ -110,7 +118,7 @@ def _attention(d_model: int, n_heads: int, window: int, softcap: float) -> Atten
         positions=positions,
         window=window,
         softcap=softcap,
-        scale=d_head**-0.5 / math.log(2) * KEY_SCALE,
+        scale=d_head**-0.5 / math.log(2) * key_scale,
         cached=False,
     )
 
@@ -124,21 +132,25 @@ def _convolution(d_model: int, kernel: int, activation: Activation, eps: float) 
     )
 
 
-def _branch(parts: Parts, name: str) -> Branch:
+def branch(parts: Parts, name: str) -> Branch:
+    """Returns the branch of that name; raises InputError where there is none."""
     found = next((one for one in parts.model.blocks[0].branches if one.name == name), None)
     return parts.expect(found, Branch, f"blocks.0.{name}")
 
 
-def _local(parts: Parts) -> Attention:
-    return parts.expect(_branch(parts, "attention").body, Attention, "blocks.0.attention.body")
+def local(parts: Parts) -> Attention:
+    """Returns the attention; raises InputError where there is none."""
+    return parts.expect(branch(parts, "attention").body, Attention, "blocks.0.attention.body")
 
 
-def _embedding(parts: Parts) -> MelSubsampling:
+def embedding(parts: Parts) -> MelSubsampling:
+    """Returns the convolutions of frames; raises InputError where there are none."""
     return parts.expect(parts.model.embedding, MelSubsampling, "embedding")
 
 
-def _module(parts: Parts) -> ConvolutionModule:
-    return parts.expect(_branch(parts, "conv").body, ConvolutionModule, "blocks.0.conv.body")
+def module(parts: Parts) -> ConvolutionModule:
+    """Returns the convolution module; raises InputError where there is none."""
+    return parts.expect(branch(parts, "conv").body, ConvolutionModule, "blocks.0.conv.body")
 
 
 def _between(parts: Parts) -> int:
@@ -159,7 +171,7 @@ class _Channels:
         values["channels"] = tuple(found)
 
     def write(self, parts: Parts) -> dict[str, Any]:
-        return {self.key: [*_embedding(parts).channels]}
+        return {self.key: [*embedding(parts).channels]}
 
 
 class _Chunks:
@@ -180,7 +192,7 @@ class _Chunks:
         values["window"] = left - 1
 
     def write(self, parts: Parts) -> dict[str, Any]:
-        window = _local(parts).window or 0
+        window = local(parts).window or 0
         chunk = parts.carried.get(self.chunk, window)
         return {self.left: window + 1, self.chunk: chunk if chunk in (window, window + 1) else window}
 
@@ -207,16 +219,16 @@ class _Clamps:
 KEYS: tuple[Key, ...] = (
     Size("hidden_size", "d_model", default=1024),
     depth("num_hidden_layers", 12),
-    Size("num_attention_heads", "n_heads", default=8, divides="d_model", at=lambda parts: _local(parts).n_heads),
+    Size("num_attention_heads", "n_heads", default=8, divides="d_model", at=lambda parts: local(parts).n_heads),
     activation(),
     _Channels(),
-    Size("conv_kernel_size", "kernel", default=5, most=2**10, at=lambda parts: _module(parts).conv.kernel),
+    Size("conv_kernel_size", "kernel", default=5, most=2**10, at=lambda parts: module(parts).conv.kernel),
     Number("residual_weight", "branch_scale", default=0.5),
     _Chunks(),
-    Number("attention_logit_cap", "softcap", default=50.0, at=lambda parts: _local(parts).softcap),
+    Number("attention_logit_cap", "softcap", default=50.0, at=lambda parts: local(parts).softcap),
     _Clamps(),
-    Flag("use_clipped_linears", "clipped", default=True, at=lambda parts: _local(parts).maps["q"].plain.clipped),
-    replace(RMS_EPS, at=lambda parts: _embedding(parts).eps),
+    Flag("use_clipped_linears", "clipped", default=True, at=lambda parts: local(parts).maps["q"].plain.clipped),
+    replace(RMS_EPS, at=lambda parts: embedding(parts).eps),
     Size("output_proj_dims", "d_between", default=1536, at=_between),
 )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from asbuilt.kernels.memory.registry import Memory, Saved, memory_of
 from asbuilt.spec.audio import TAPS, MelEmbedding, MelSubsampling
 from asbuilt.spec.part import Pass
@@ -40,12 +42,27 @@ class MelSubsamplingMemory(Memory[MelSubsampling]):
     def saves(self, run: Pass) -> tuple[Saved, ...]:
         """The spectrogram; of each convolution its result, the norm's statistics, and the activation's result."""
         part = self.part
-        kept = [Saved(name="input", size=run.batch * part.n_frames * part.n_mels)]
-        for i, (frames, bands, channels) in enumerate(self._sizes()):
-            rows = run.batch * frames * bands
-            kept += [Saved(name=f"conv_{i}", size=rows * channels), Saved(name=f"hidden_{i}", size=rows * channels)]
-            kept += [Saved(name=f"{name}_{i}", size=rows) for name in ("mean", "rstd")]
+        kept = [] if part.ahead else [Saved(name="input", size=run.batch * part.n_frames * part.n_mels)]
+        before = (part.n_frames, part.n_mels, 1)
+        for i, sizes in enumerate(self._sizes()):
+            if part.ahead:  # with zeros around, what a convolution reads is a copy
+                frames, bands, channels = before
+                kept.append(Saved(name=f"edged_{i}", size=run.batch * (frames + 2) * (bands + 2) * channels))
+            kept.append(Saved(name=f"hidden_{i}", size=run.batch * math.prod(sizes)))
+            kept += self._norm_saves(i, run, sizes)
+            before = sizes
         return tuple(kept)
+
+    def _norm_saves(self, i: int, run: Pass, sizes: tuple[int, int, int]) -> list[Saved]:
+        """Returns what the norm saves: its input and statistics; or differences, before and after they are scaled."""
+        frames, bands, channels = sizes
+        rows = run.batch * frames * bands
+        if not self.part.cumulative:
+            statistics = [Saved(name=f"{name}_{i}", size=rows) for name in ("mean", "rstd")]
+            return [Saved(name=f"conv_{i}", size=rows * channels), *statistics]
+        each = [Saved(name=f"{name}_{i}", size=rows * channels, width="wide") for name in ("centred", "normed")]
+        counts = Saved(name=f"counts_{i}", size=frames, width="int64")
+        return [*each, Saved(name=f"rstd_{i}", size=run.batch * frames, width="wide"), counts]
 
     def recomputes(self) -> tuple[str, ...]:
         """The activations' results, from the norms' inputs."""
@@ -62,6 +79,6 @@ class MelSubsamplingMemory(Memory[MelSubsampling]):
         before = 1
         for frames, bands, channels in self._sizes():
             made = run.batch * frames * bands * channels
-            most = max(most, 2 * (inside + made) + TAPS**2 * before * channels, inside + 3 * made)
+            most = max(most, 2 * (inside + made) + TAPS**2 * before * channels, inside + (3 + part.cumulative) * made)
             inside, before = made, channels
         return max(most, inside + run.batch * part.n_tokens * part.d_model) * run.width

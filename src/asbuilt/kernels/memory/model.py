@@ -24,7 +24,10 @@ class ModelMemory(Memory[M]):
 
     def same_input(self) -> tuple[tuple[str, str], ...]:
         """Per-layer embeddings project what the first block reads, or of several streams what projects them."""
-        part, first = self.part, self.part.blocks[0].branches[0]
+        part = self.part
+        if not part.blocks:
+            return ()
+        first = part.blocks[0].branches[0]
         if part.per_layer is not None and isinstance(part.streams, ProjectedStreams):
             return (("per_layer", "streams"),)
         alone = part.per_layer is None or part.streams is not None

@@ -74,6 +74,9 @@ class MLPProjectorMemory(Memory[MLPProjector]):
         part = self.part
         pairs = zip(part.widths, part.widths[1:], strict=False)
         maps = self._rows(run) * run.width * max(max(a, b) + b for a, b in pairs)
+        if part.post_norm is not None:
+            made = self._rows(run) * part.d_out * run.width
+            maps = max(maps, made + memory(part.post_norm).peak_bytes(part.child_run("post_norm", run)))
         if part.first is not None:
             made = run.batch * run.tokens * part.d_patch * run.width
             return max(memory(part.first).peak_bytes(run), made + self._after(run, maps))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from asbuilt.kernels.memory.model import ModelMemory, peak
-from asbuilt.kernels.memory.registry import memory_of
+from asbuilt.kernels.memory.registry import memory, memory_of
 from asbuilt.spec.part import Pass
 from asbuilt.spec.vision_language_model import VisionLanguageModel
 
@@ -19,4 +19,6 @@ class VisionLanguageModelMemory(ModelMemory[VisionLanguageModel]):
         each = part.vision.n_made * part.vision.projector.d_out * run.width
         made = 0 if seen is None else seen.batch * each
         sounds = 0 if heard is None or hears is None else heard.batch * hears.n_tokens * part.d_model * run.width
-        return max(peak(hears, heard), sounds + peak(part.vision, seen), sounds + made + super().peak_bytes(run))
+        looked_up = max((memory(one).peak_bytes(run) for one in part.own_tokens), default=0)
+        text = max(super().peak_bytes(run), looked_up)
+        return max(peak(hears, heard), sounds + peak(part.vision, seen), sounds + made + text)

@@ -1,0 +1,145 @@
+"""The processes of a run: how they are arranged, and what they ask of each other."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.rendezvous import rendezvous
+from torch.distributed.tensor import DTensor
+
+from asbuilt.errors import InputError
+from asbuilt.nn.model import Model
+from asbuilt.train.batch import IGNORED, Batch
+from asbuilt.train.ranks import Ranks
+from asbuilt.train.recipe import Recipe
+
+T = TypeVar("T")
+RESTARTS = "TORCHELASTIC_RESTART_COUNT"  # how often torchrun has started the processes again
+
+
+class Group(Ranks):
+    """All processes of a run, `replicate` groups of `shard` that hold one copy of the weights together."""
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        self.mesh = mesh
+        self.number, self.count = dist.get_rank(), dist.get_world_size()
+        self.first = self.number == 0
+        self.replicate, self.shard = mesh.shape
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this process."""
+        kind = self.mesh.device_type
+        return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
+
+    def total(self, value: float) -> float:
+        """Returns the sum of the ranks' values."""
+        return float(self.summed(torch.tensor(value, dtype=torch.float64)))
+
+    def summed(self, tensor: Tensor) -> Tensor:
+        """Returns the sum of the ranks' tensors."""
+        made = tensor.detach().to(self.device, copy=True)
+        dist.all_reduce(made)
+        return made
+
+    def begin(self, model: Model, last: bool) -> None:
+        """Has gradients summed over the copies after the last micro-batch alone."""
+        assert isinstance(model, FSDPModule)
+        if self.shard == 1:
+            model.set_requires_gradient_sync(last)
+        else:
+            model.set_requires_all_reduce(last)
+
+    def norm(self, gradients: Sequence[Tensor]) -> Tensor:
+        """Returns the norm of the whole gradient."""
+        found = super().norm(gradients)
+        return found.full_tensor() if isinstance(found, DTensor) else found
+
+    def finite(self, tensor: Tensor) -> bool:
+        """Returns whether all numbers of a tensor, wherever they are, are finite."""
+        own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        return self.total(float(not bool(own.isfinite().all()))) == 0
+
+    def share(self, batch: Batch) -> Batch:
+        """Returns this rank's share of a batch; a rank for which there is no row has one without targets."""
+        places = torch.arange(len(batch.ids)).tensor_split(self.count)[self.number]
+        empty = not len(places)
+        places = places if len(places) else torch.zeros(1, dtype=torch.long)
+        held = {field.name: getattr(batch, field.name) for field in fields(batch)}
+        made = replace(batch, **{name: value[places] for name, value in held.items() if value is not None})
+        return replace(made, targets=torch.full_like(made.targets, IGNORED)) if empty else made
+
+    def agree(self, find: Callable[[], T]) -> T:
+        """Returns what the first rank finds, or raises the InputError that it meets, on all ranks."""
+        told: list[Any] = [None, None]
+        if self.first:
+            try:
+                told[0] = find()
+            except InputError as error:
+                told[1] = vars(error)
+        dist.broadcast_object_list(told)
+        if told[1] is not None:
+            raise InputError(**told[1])
+        return told[0]
+
+
+def restarted() -> bool:
+    """Returns whether torchrun has started this process again, after one of the run was lost."""
+    return int(os.environ.get(RESTARTS, "0")) > 0
+
+
+@contextmanager
+def joined(recipe: Recipe) -> Iterator[Group]:
+    """Yields the processes of a run, connected; raises InputError if they cannot be arranged as its recipe says."""
+    arrangement = arranged(recipe, int(os.environ["WORLD_SIZE"]))
+    own = not dist.is_initialized()
+    cuda = torch.cuda.is_available()
+    if own:
+        if cuda:
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        # torchrun keeps its store when it starts processes again, and with it the addresses of those that are gone
+        store, rank, size = next(rendezvous("env://"))
+        attempt = PrefixStore(f"attempt {os.environ.get(RESTARTS, '0')}", store)
+        backend = "cuda:nccl,cpu:gloo" if cuda else "gloo"
+        dist.init_process_group(backend, store=attempt, rank=rank, world_size=size)
+    try:
+        names = ("replicate", "shard")
+        yield Group(init_device_mesh("cuda" if cuda else "cpu", arrangement, mesh_dim_names=names))
+    finally:
+        if own:
+            dist.destroy_process_group()
+
+
+def arranged(recipe: Recipe, ranks: int) -> tuple[int, int]:
+    """Returns how many copies of the weights a number of processes holds, and how many of them share each."""
+    given, batch = recipe.parallel, recipe.data.batch
+    if given.ranks and given.ranks != ranks:
+        raise InputError(
+            f"torchrun has started {ranks}", field="parallel.ranks", value=given.ranks, allowed=f"0 or {ranks}"
+        )
+    shard = given.shard or ranks
+    if ranks % shard:
+        raise InputError(field="parallel.shard", value=shard, allowed=f"0 or a divisor of the {ranks} ranks")
+    if batch % ranks:
+        raise InputError(
+            f"{ranks} ranks share a batch equally", field="data.batch", value=batch, allowed=f"a multiple of {ranks}"
+        )
+    if recipe.optimizer.name not in OPTIMIZERS:
+        raise InputError(
+            "not for many ranks", field="optimizer.name", value=recipe.optimizer.name, allowed=" or ".join(OPTIMIZERS)
+        )
+    return ranks // shard, shard
+
+
+# Their updates are elementwise: a part of a weight needs nothing of the others.
+OPTIMIZERS = ("adamw", "sgd")

@@ -1,0 +1,108 @@
+"""A run by many processes: the loop of one, with its batches, checkpoints and model divided."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from asbuilt.errors import InputError
+from asbuilt.nn.build import build, stored_tensors
+from asbuilt.train import loop
+from asbuilt.train import recipe as recipes
+from asbuilt.train.loop import LOG, STATES, Outcome, Report, Run
+from asbuilt.train.many.divide import divide, reshard
+from asbuilt.train.many.group import Group, joined, restarted
+from asbuilt.train.many.state import gathered, load_state, save_state
+from asbuilt.train.recipe import Recipe
+from asbuilt.train.state import checkpoints
+from asbuilt.train.step import Stepped
+
+
+def run(recipe: Recipe, *, resume: bool = False, report: Report = lambda _: None) -> Outcome:
+    """Trains as `asbuilt.train.loop.run` does, as one of the processes that torchrun has started.
+
+    The first rank alone reports, and writes log and model. What torchrun starts again after a lost process goes on from
+    the last checkpoint. Raises InputError also if the processes cannot be arranged as the recipe says.
+    """
+    resume = resume or (restarted() and Path(recipe.run.out).is_dir())
+    with joined(recipe) as group:
+        last = group.agree(partial(beginning, recipe, resume))
+        made = loop.prepare(recipe, partial(divide, group=group))
+        made.ranks = group
+        if last is not None:
+            made.position = load_state(Path(last), made.model, made.optimizer)
+        if resume and group.first:
+            loop.cut_log(made.folder / LOG, -1 if last is None else made.position.step)
+        return Loop(made, report if group.first else _unsaid, group).finish()
+
+
+def beginning(recipe: Recipe, resume: bool) -> str | None:
+    """Returns the checkpoint that a run goes on from; raises InputError if it cannot begin as asked."""
+    if not resume:
+        loop.require_new(recipe)
+        return None
+    found = loop.last_checkpoint(recipe)
+    return None if found is None else str(found)
+
+
+class Loop(loop.Loop):
+    """The loop of one process of many."""
+
+    def __init__(self, made: Run, report: Report, group: Group) -> None:
+        super().__init__(made, report)
+        self.group = group
+
+    def stepped(self) -> Stepped:
+        """Makes one step; raises Lost if another process is gone."""
+        try:
+            return super().stepped()
+        except (dist.DistError, RuntimeError) as error:
+            raise self._lost(error) from error
+
+    def validate(self) -> float | None:
+        """Returns the mean loss of the validation text."""
+        found = super().validate()
+        reshard(self.run.model)
+        return found
+
+    def write_state(self, states: Path) -> None:
+        """Writes the checkpoint of this step, of this rank its part."""
+        one = self.run
+        save_state(states, one.model, one.optimizer, one.position, recipes.to_dict(one.recipe), self.group)
+
+    def export(self) -> None:
+        """Writes the trained model, gathered on the first rank."""
+        one = self.run
+        weights = gathered(one.model, self.group)
+        if self.group.first:
+            model = build(one.reading.spec, seed=None)
+            with torch.no_grad():
+                for path, tensor in stored_tensors(model).items():
+                    tensor.copy_(weights[path])
+            loop.export(replace(one, model=model))
+        dist.barrier()
+
+    def _lost(self, error: Exception) -> Exception:
+        """Returns what is said of an error between processes; other errors are as they are."""
+        said = str(error)
+        if not isinstance(error, dist.DistError) and not any(word in said for word in LOST):
+            return error
+        kept = checkpoints(self.run.folder / STATES)
+        last = f"the last checkpoint is {kept[-1]}" if kept else "no checkpoint was written yet"
+        return InputError(
+            f"another process of the run was lost in step {self.run.position.step + 1}: {said.splitlines()[0]}",
+            field=str(self.run.folder),
+            fix=f"start it again with --resume, or torchrun with --max-restarts; {last}",
+        )
+
+
+# What gloo says when another process is gone.
+LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting", "Connect failure")
+
+
+def _unsaid(at: loop.Progress) -> None:
+    """Reports nothing."""

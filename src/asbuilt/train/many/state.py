@@ -1,0 +1,136 @@
+"""Distributed checkpoints: each rank writes its own part, and any number of ranks reads them.
+
+They are PyTorch's distributed checkpoints in safetensors, without pickle; the file names, numbers and position are in
+the same JSON as those of one process (train/state.py). Weights have the key `path`, state of the optimizer `path/name`,
+in both kinds, so that each is read by one process and by many.
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.tensor import DTensor
+
+from asbuilt.checkpoint.save import aside
+from asbuilt.errors import InputError
+from asbuilt.nn.build import stored_tensors
+from asbuilt.nn.model import Model
+from asbuilt.train.many.group import Group
+from asbuilt.train.optimizer import Optimizers
+from asbuilt.train.state import RANDOM, ROOM, STATE, Position, describe_state, read_document, require_alike, sync
+
+
+def save_state(
+    folder: Path, model: Model, optimizer: Optimizers, at: Position, recipe: dict[str, Any], group: Group
+) -> None:
+    """Writes the checkpoint of a step, each rank its part; raises InputError on all ranks if one cannot."""
+    made = folder / f"step-{at.step:08d}"
+    tensors = {path: t.detach() for path, t in stored_tensors(model).items()} | _optimizer_tensors(model, optimizer)
+    size = round(group.total(sum(t.numel() * t.element_size() for t in map(_local, tensors.values()))))
+    writing = aside(made, size + ROOM)
+    partial = Path(group.agree(lambda: str(writing.__enter__())))
+    try:
+        save(tensors, storage_writer=HuggingFaceStorageWriter(str(partial), save_distributed=True))
+    except CheckpointException as error:
+        causes = {str(cause) for cause, _ in error.failures.values()}
+        failed = InputError(f"cannot be written: {'; '.join(sorted(causes))}", field=str(made))
+        if group.first:
+            writing.__exit__(type(failed), failed, None)
+        raise failed from error
+
+    def finish() -> None:
+        describe_state(partial / STATE, at, {}, recipe)
+        for file in partial.iterdir():
+            sync(file)
+        writing.__exit__(None, None, None)
+        sync(folder)
+
+    group.agree(finish)
+
+
+def load_state(checkpoint: Path, model: Model, optimizer: Optimizers) -> Position:
+    """Restores this rank's part of the model and the optimizer, and returns where the run stood."""
+    document = read_document(checkpoint)
+    reader = HuggingFaceStorageReader(str(checkpoint))
+    weights = {path: t.detach() for path, t in stored_tensors(model).items()}
+    found = sizes(reader, checkpoint)
+    parameters = dict(model.named_parameters())
+    found = {key: one for key, one in found.items() if not key.startswith(RANDOM)}
+    require_alike(weights, {key: one for key, one in found.items() if "/" not in key}, checkpoint)
+    state: dict[str, Tensor] = {}
+    for key, like in found.items():
+        path, slash, _ = key.rpartition("/")
+        if slash:
+            if path not in parameters:
+                raise InputError(f"has optimizer state of {path}, which is not trained", field=str(checkpoint))
+            mine = parameters[path]
+            alike = like.shape == mine.shape and like.dim() > 0
+            state[key] = torch.empty_like(mine.detach()) if alike else torch.empty(like.shape, dtype=like.dtype)
+    load(weights | state, storage_reader=reader)
+    restored: dict[Tensor, dict[str, Any]] = {}
+    for key, value in state.items():
+        path, _, name = key.rpartition("/")
+        restored.setdefault(parameters[path], {})[name] = value
+    for one, _ in optimizer.made:
+        for each in one.param_groups:
+            for parameter in each["params"]:
+                one.state[parameter] = restored.get(parameter, {})
+    return Position(**document["position"])
+
+
+def sizes(reader: HuggingFaceStorageReader, checkpoint: Path) -> dict[str, Tensor]:
+    """Returns tensors on the meta device, as large as those that a checkpoint holds."""
+    try:
+        held = reader.read_metadata().state_dict_metadata
+    except Exception as error:  # safetensors has an error of its own for each kind of damage
+        fix = "remove this checkpoint to resume from the one before it"
+        raise InputError(f"cannot be read: {error}", field=str(checkpoint), fix=fix) from error
+    return {
+        key: torch.empty(one.size, dtype=one.properties.dtype, device="meta")
+        for key, one in held.items()
+        if isinstance(one, TensorStorageMetadata)
+    }
+
+
+def whole(checkpoint: Path) -> dict[str, Tensor]:
+    """Returns all tensors of a distributed checkpoint, by one process."""
+    reader = HuggingFaceStorageReader(str(checkpoint))
+    held = {key: torch.empty_like(one, device="cpu") for key, one in sizes(reader, checkpoint).items()}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # as is meant here
+        load(held, storage_reader=reader, no_dist=True)
+    return held
+
+
+def gathered(model: Model, group: Group) -> dict[str, Tensor]:
+    """Returns the weights and buffers on the first rank; nothing on the others, which send their parts."""
+    made: dict[str, Tensor] = {}
+    for path, tensor in stored_tensors(model).items():
+        full = tensor.detach()
+        full = full.full_tensor() if isinstance(full, DTensor) else full
+        if group.first:
+            made[path] = full.cpu()
+    return made
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _optimizer_tensors(model: Model, optimizer: Optimizers) -> dict[str, Tensor]:
+    paths: dict[Tensor, str] = {parameter: path for path, parameter in model.named_parameters()}
+    return {
+        f"{paths[parameter]}/{name}": value
+        for one, _ in optimizer.made
+        for parameter, held in one.state.items()
+        for name, value in held.items()
+    }

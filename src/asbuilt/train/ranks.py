@@ -1,0 +1,48 @@
+"""What a step asks of the other processes of a run; alone there are none, and nothing is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from asbuilt.nn.model import Model
+from asbuilt.train.batch import Batch
+
+
+class Ranks:
+    """The processes that share each step's batch: `count` of them, of which this one is `number`.
+
+    This class is a process alone; `asbuilt.train.many` has that of many.
+    """
+
+    number: int = 0
+    count: int = 1
+    first: bool = True  # the one that reports, and writes the log and the exported model
+
+    def total(self, value: float) -> float:
+        """Returns the sum of the ranks' values."""
+        return value
+
+    def summed(self, tensor: Tensor) -> Tensor:
+        """Returns the sum of the ranks' tensors."""
+        return tensor
+
+    def begin(self, model: Model, last: bool) -> None:
+        """Prepares for the next micro-batch of a step, or for its last."""
+
+    def norm(self, gradients: Sequence[Tensor]) -> Tensor:
+        """Returns the norm of the whole gradient."""
+        return torch.nn.utils.get_total_norm(gradients, foreach=True)
+
+    def finite(self, tensor: Tensor) -> bool:
+        """Returns whether all numbers of a tensor, wherever they are, are finite."""
+        return bool(tensor.isfinite().all())
+
+    def share(self, batch: Batch) -> Batch:
+        """Returns this rank's share of a batch."""
+        return batch
+
+
+ALONE = Ranks()

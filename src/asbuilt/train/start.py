@@ -1,0 +1,27 @@
+"""Starting a run: by this process alone, or as one of the processes that torchrun has started."""
+
+from __future__ import annotations
+
+import os
+
+from asbuilt.errors import InputError
+from asbuilt.train import loop
+from asbuilt.train.recipe import Recipe
+
+
+def run(recipe: Recipe, *, resume: bool = False, report: loop.Report = lambda _: None) -> loop.Outcome:
+    """Trains as the recipe says; see `asbuilt.train.loop.run`, and `asbuilt.train.many.loop.run` under torchrun."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        from asbuilt.train.many.loop import run as run_many
+
+        return run_many(recipe, resume=resume, report=report)
+    for name in ("ranks", "shard"):
+        asked = getattr(recipe.parallel, name)
+        if asked > 1:
+            raise InputError(
+                "this process is alone",
+                field=f"parallel.{name}",
+                value=asked,
+                fix=f"start it as torchrun --nproc-per-node {asked} -m asbuilt train ...",
+            )
+    return loop.run(recipe, resume=resume, report=report)

@@ -1,0 +1,58 @@
+"""Runs several recipes after another, as one of the processes of a group: `many_worker.py JOBS.json`.
+
+A job is a recipe's file, whether it resumes, the step at which every process dies, if any, and a file for what is sent.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from asbuilt.train.many import loop
+from asbuilt.train.many.traffic import Traffic
+from asbuilt.train.recipe import read
+from asbuilt.train.step import Stepped
+
+
+class Killed(BaseException):
+    """Stands for a signal: nothing catches it."""
+
+
+class Watched(loop.Loop):
+    """A loop whose processes all die before a step, or whose last step's traffic is counted."""
+
+    dies, sent = 0, ""
+
+    def stepped(self) -> Stepped:
+        at = self.run.position.step
+        if at and at == self.dies:
+            raise Killed
+        with Traffic() if self.sent else nullcontext() as traffic:
+            made = super().stepped()
+        if traffic is not None and self.run.ranks.first:
+            found = [[*key, size] for key, size in traffic.bytes.items()]
+            Path(self.sent).write_text(json.dumps(found))
+        return made
+
+
+def main(jobs: list[dict[str, Any]]) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    loop.Loop = Watched  # type: ignore[misc]
+    for job in jobs:
+        Watched.dies, Watched.sent = job.get("dies", 0), job.get("sent", "")
+        try:
+            loop.run(read(job["recipe"]), resume=job.get("resume", False))
+        except Killed:
+            dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(json.loads(Path(sys.argv[1]).read_text()))

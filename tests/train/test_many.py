@@ -1,0 +1,216 @@
+"""Runs by two and four processes: as one process runs, whatever divides them, and after one is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from many_runs import Jobs, ended, environment, free_port, started
+from small_runs import killed_at, log, recipe, require_equal
+from torch import Tensor
+
+from asbuilt import InputError, load
+from asbuilt.catalog import machines
+from asbuilt.cost import parameters
+from asbuilt.spec import Model
+from asbuilt.train import loop
+from asbuilt.train import recipe as recipes
+from asbuilt.train.many.group import arranged
+from asbuilt.train.many.state import whole
+from asbuilt.train.planned import planned
+from asbuilt.train.recipe import Recipe
+from asbuilt.train.start import run
+from asbuilt.train.text import text_data
+
+MACHINE = machines.resolve("h100-sxm")
+WHOLE = ("data.batch=4", "run.validate_every=4")
+EXPERTS = (
+    'model.config={model_type="mixtral", hidden_size=16, intermediate_size=16, num_hidden_layers=2, '
+    "num_attention_heads=2, num_key_value_heads=1, num_local_experts=4, num_experts_per_tok=2, "
+    "max_position_embeddings=8, head_dim=8}"
+)
+
+
+def require_close(one: Path, other: Path) -> None:
+    """Requires losses, gradient norms and validations of two runs equal within 1e-5."""
+    mine, theirs = log(one), log(other)
+    assert len(mine) == len(theirs) > 9
+    for a, b in zip(mine, theirs, strict=True):
+        assert a == pytest.approx(b, abs=1e-5), (a, b)
+
+
+def checkpoint(folder: Path, step: int) -> dict[str, Tensor]:
+    return whole(folder / "checkpoints" / f"step-{step:08d}")
+
+
+def sent(file: Path) -> dict[str, int]:
+    """Bytes by collective, over all groups."""
+    found: dict[str, int] = {}
+    for name, _, size in json.loads(file.read_text()):
+        found[name] = found.get(name, 0) + size
+    return found
+
+
+def test_two_processes_train_as_one(tmp_path: Path) -> None:
+    some = (*WHOLE, f"step.accumulate={random.choice((1, 2))}", f"step.loss_rows={random.choice((0, 5))}")
+    some = (*some, f"step.checkpointing={random.choice(('none', 'selective', 'full'))}")
+    given = {
+        "divided": recipe(tmp_path, "divided", *some),
+        "copied": recipe(tmp_path, "copied", *some, "parallel.shard=1"),
+        "stopped": recipe(tmp_path, "stopped", *some),
+    }
+    loop.run(recipe(tmp_path, "one", *some))
+    jobs = Jobs(tmp_path)
+    for name in ("divided", "copied"):
+        jobs.add(given[name], sent=str(tmp_path / f"{name}.json"))
+    jobs.add(given["stopped"], dies=random.choice((2, 4, 5, 8)))
+    jobs.add(given["stopped"], resume=True)
+    # one process goes on with what two have begun, and two with what one has
+    begun = recipe(tmp_path, "begun", *some, "optimizer.clip=0.1")
+    jobs.add(begun, dies=random.choice((4, 5)))
+    jobs.run(2)
+    for name in ("divided", "copied"):
+        require_close(tmp_path / name, tmp_path / "one")
+    require_equal(checkpoint(tmp_path / "divided", 9), checkpoint(tmp_path / "stopped", 9))
+    assert log(tmp_path / "divided") == log(tmp_path / "stopped")
+    loop.run(begun, resume=True)
+    loop.run(recipe(tmp_path, "one-clipped", *some, "optimizer.clip=0.1"))
+    require_close(tmp_path / "begun", tmp_path / "one-clipped")
+    for name in ("divided", "copied"):
+        made = load(tmp_path / name / "model").state_dict()
+        whole_model = load(tmp_path / "one" / "model").state_dict()
+        assert made.keys() == whole_model.keys()
+        for path, tensor in made.items():
+            assert torch.allclose(tensor, whole_model[path], atol=1e-4), path
+    gradients = 4 * sum(parameters(spec_of(given["copied"])).values())
+    for name in ("divided", "copied"):
+        plan = planned(
+            recipes.loads(recipes.dumps(given[name]), changes=["parallel.ranks=2"]),
+            spec_of(given[name]),
+            MACHINE,
+        )
+        total = sent(tmp_path / f"{name}.json")
+        assert sum(total.values()) == plan.trial.step.communication["data"].bytes
+    assert sent(tmp_path / "copied.json")["allreduce"] == gradients  # 2 (n-1)/n of them
+
+
+def spec_of(given: Recipe) -> Model:
+    return loop.described(given, text_data(given.data, 1)[1].n_vocab).spec
+
+
+def test_four_processes_go_on_with_what_others_have_begun(tmp_path: Path) -> None:
+    balanced = ("experts.z_loss=0.01",)
+    loop.run(recipe(tmp_path, "one", *WHOLE))
+    loop.run(recipe(tmp_path, "one-experts", *WHOLE, EXPERTS, *balanced))
+    from_one = recipe(tmp_path, "from-one", *WHOLE)
+    killed_at(from_one, 4)
+    jobs = Jobs(tmp_path)
+    jobs.add(from_one, resume=True)
+    jobs.add(recipe(tmp_path, "hybrid", *WHOLE, "parallel.shard=2"))
+    jobs.add(recipe(tmp_path, "experts", *WHOLE, EXPERTS, *balanced))
+    jobs.run(4)
+    require_close(tmp_path / "from-one", tmp_path / "one")
+    require_close(tmp_path / "hybrid", tmp_path / "one")
+    require_close(tmp_path / "experts", tmp_path / "one-experts")
+
+
+def test_a_lost_process_is_named_and_the_run_goes_on(tmp_path: Path) -> None:
+    made = recipe(tmp_path, "run", *WHOLE, "run.steps=2000", "run.save_every=5", "run.validate_every=0")
+    file = tmp_path / "recipe.toml"
+    file.write_text(recipes.dumps(made), encoding="utf-8")
+    command = [sys.executable, "-m", "asbuilt", "train", str(file)]
+    processes = started(command, 2)
+    reach(tmp_path / "run", 7, processes)
+    processes[1].kill()
+    (code, said), _ = ended(processes)
+    assert code == 2
+    assert "another process of the run was lost in step" in said
+    assert "the last checkpoint is" in said
+    assert "Traceback" not in said
+    # torchrun starts both again, and they go on by themselves
+    port = free_port()
+    where = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--local-addr=127.0.0.1"]
+    agent = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=1", *where]
+    torchrun = subprocess.Popen(
+        [*agent, *command[1:], "--resume"], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    begun = log(tmp_path / "run")[-1]["step"]
+    reach(tmp_path / "run", begun + 6, [torchrun])
+    victim = random.choice(children(torchrun.pid))
+    os.kill(victim, signal.SIGKILL)
+    killed = log(tmp_path / "run")[-1]["step"]
+    reach(tmp_path / "run", killed + 6, [torchrun])
+    torchrun.terminate()
+    ended([torchrun])
+    steps = [line["step"] for line in lines(tmp_path / "run")]
+    assert steps == list(range(1, len(steps) + 1))
+    one = recipe(tmp_path, "one", *WHOLE, "run.steps=2000", "run.validate_every=0")
+    killed_at(one, len(steps) + 1)
+    for mine, theirs in zip(lines(tmp_path / "run"), lines(tmp_path / "one"), strict=False):
+        assert mine == pytest.approx(theirs, abs=1e-4)
+
+
+def lines(folder: Path) -> list[dict[str, object]]:
+    """The lines of a log that tell losses of training."""
+    return [line for line in log(folder) if "loss" in line]
+
+
+def children(pid: int) -> list[int]:
+    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def reach(folder: Path, step: int, processes: list[subprocess.Popen[str]]) -> None:
+    """Waits until a run has logged a step."""
+    until = time.monotonic() + 120
+    while not (folder / "log.jsonl").exists() or not (lines := whole_lines(folder)) or lines[-1]["step"] < step:
+        assert time.monotonic() < until
+        for one in processes:
+            assert one.poll() is None, one.communicate()[1][-3000:]
+        time.sleep(0.05)
+
+
+def whole_lines(folder: Path) -> list[dict[str, int]]:
+    text = (folder / "log.jsonl").read_text()
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("changes", "ranks", "said"),
+    [
+        (("data.batch=6",), 4, r"data\.batch: 4 ranks share a batch equally .*multiple of 4"),
+        (("parallel.shard=3",), 4, r"parallel\.shard: must be 0 or a divisor of the 4 ranks"),
+        (("parallel.ranks=8",), 4, r"parallel\.ranks: torchrun has started 4"),
+        (("optimizer.name=adafactor",), 4, r"optimizer\.name: not for many ranks .*adamw or sgd"),
+    ],
+)
+def test_what_cannot_be_divided_is_refused_by_name(
+    tmp_path: Path, changes: tuple[str, ...], ranks: int, said: str
+) -> None:
+    assert arranged(recipe(tmp_path, "run", "data.batch=4"), 4) == (1, 4)
+    with pytest.raises(InputError, match=said):
+        arranged(recipe(tmp_path, "run", "data.batch=4", *changes), ranks)
+
+
+def test_a_process_alone_refuses_what_needs_others(tmp_path: Path) -> None:
+    for name in ("ranks", "shard"):
+        with pytest.raises(InputError, match=rf"parallel\.{name}: this process is alone.*torchrun --nproc-per-node 2"):
+            run(recipe(tmp_path, "run", f"parallel.{name}=2"))
+
+
+def test_the_plan_of_many_ranks(tmp_path: Path) -> None:
+    made = recipe(tmp_path, "run", "data.batch=4", "parallel.ranks=4")
+    spec = spec_of(made)
+    whole_plan, one = planned(made, spec, MACHINE), planned(recipe(tmp_path, "run", "data.batch=4"), spec, MACHINE)
+    assert whole_plan.trial.layout.gpus == 4
+    assert whole_plan.tokens == one.tokens
+    assert whole_plan.state.total == pytest.approx(one.state.total / 4, rel=0.05)
+    with pytest.raises(InputError, match=r"parallel\.shard: the plan knows"):
+        planned(recipe(tmp_path, "run", "data.batch=4", "parallel.ranks=4", "parallel.shard=2"), spec, MACHINE)
