@@ -22,7 +22,7 @@ import sys, time
 from pathlib import Path
 from asbuilt.train import loop, recipe, state
 
-sync, told = state._sync, Path(sys.argv[2])
+sync, told = state.sync, Path(sys.argv[2])
 
 def slow(path):
     if path.parent.name.endswith(".partial"):
@@ -30,7 +30,7 @@ def slow(path):
         time.sleep(0.01)
     sync(path)
 
-state._sync = slow
+state.sync = slow
 given = recipe.read(sys.argv[1])
 loop.run(given, resume=sys.argv[3] == "resume")
 """
@@ -57,7 +57,9 @@ def killed(made: Recipe, told: Path, delay: float, *, writing: str, resume: bool
         time.sleep(delay)
         if one.poll() is None:
             os.kill(one.pid, signal.SIGKILL)
-        return one.wait(60) == -signal.SIGKILL
+        said = one.communicate(timeout=60)[1].decode()
+        assert one.returncode in (0, -signal.SIGKILL), said
+        return one.returncode != 0
     finally:
         one.kill()
 

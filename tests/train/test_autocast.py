@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from asbuilt import build, decoder
 from asbuilt.families import gpt2
-from asbuilt.spec import LanguageModel
+from asbuilt.spec import Model
 from asbuilt.train.batch import Batch
 from asbuilt.train.optimizer import optimizers
 from asbuilt.train.recompute import recompute_blocks
@@ -21,7 +21,7 @@ from asbuilt.train.settings import CHECKPOINTING, Checkpointing, Optimizer
 from asbuilt.train.step import evaluate, train_step
 
 SIZES: dict[str, Any] = {"d_model": WIDTH, "n_layers": 2, "n_heads": 2, "n_vocab": 61}
-SPECS: dict[str, LanguageModel] = {
+SPECS: dict[str, Model] = {
     "gpt2": gpt2.build(**SIZES, max_positions=32),
     "llama": decoder(**SIZES),
     "experts": with_body(decoder(**SIZES), "ffn", experts()),
