@@ -300,13 +300,14 @@ class SavedBill:
     """Bytes saved for the backward pass: all, without recomputed tensors, or only the blocks' inputs.
 
     `selective` excludes what the parts of a block can recompute (`Memory.recomputes`). `checkpointed` counts the
-    blocks' inputs and the tensors outside the blocks; `block` is what the largest block saves, held once while it is
-    recomputed.
+    blocks' inputs and the tensors outside the blocks; both include what is `lent` to blocks that are repeated. `block`
+    is what the largest block saves, held once while it is recomputed.
     """
 
     all: int
     selective: int
     checkpointed: int
+    lent: int
     block: int
     loss: int
 
@@ -323,10 +324,16 @@ def saved(spec: Model, run: Pass) -> SavedBill:
     inputs = sum(
         seen.rows * part.stream_width * run.width for _, part, seen in runs(spec, run) if isinstance(part, Block)
     )
+    together: dict[str, int] = {}
+    for path, part, seen in runs(spec, run) if run.gradients else ():
+        stack = path.partition("blocks.")[0]
+        together |= {f"{stack}:{name}": size for name, size in memory(part).lent_bytes(seen).items()}
+    lent = sum(together.values())
     return SavedBill(
         all=sum(own.values()),
-        selective=sum(own.values()) - dropped,
-        checkpointed=inputs + own.get("", 0),
+        selective=sum(own.values()) - dropped + lent,
+        checkpointed=inputs + own.get("", 0) + lent,
+        lent=lent,
         block=max(size for block, size in own.items() if block),
         loss=sum(s.nbytes(run.width) for s in loss_saves(spec, run)),
     )

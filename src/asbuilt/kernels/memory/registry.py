@@ -61,6 +61,12 @@ class Memory(Generic[P]):
         """Returns the tensors made for all layers that autograd does not save: repeated blocks need them again."""
         return ()
 
+    def lent_bytes(self, run: Pass) -> dict[str, int]:
+        """Returns by name the bytes that repeated blocks keep for each other, less those of what making them saves."""
+        lent = self.lends(run)
+        made = [tensor for tensor in self.saves(run) if tensor.shared] if lent else []
+        return {one.name: one.nbytes(run.width) for one in lent} | {one.name: -one.nbytes(run.width) for one in made}
+
     def recomputes(self) -> tuple[str, ...]:
         """Returns which saved tensors selective checkpointing drops: own names, or `path:name` of parts below.
 

@@ -371,14 +371,10 @@ class _Fold:
         return own, remade, shared
 
     def _lent(self, node: Node) -> dict[str, int]:
-        """Returns the bytes of tensors that are made for all blocks, by name, less what making them saves."""
+        """Returns the bytes that repeated blocks keep for each other, by name."""
         found: dict[str, int] = {}
         for below, seen in node.runs(self.at.local):
-            computed, width = memory(below.own), self.at.run.width
-            lent = computed.lends(seen)
-            made = [tensor for tensor in computed.saves(seen) if tensor.shared] if lent else []
-            found |= {f"{stack(node.path)}{one.name}": one.nbytes(width) for one in lent}
-            found |= {f"{stack(node.path)}{one.name}": -one.nbytes(width) for one in made}
+            found |= {f"{stack(node.path)}{name}": size for name, size in memory(below.own).lent_bytes(seen).items()}
         return found
 
     def _work(self, node: Node) -> Work:
