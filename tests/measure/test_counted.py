@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import one_mixer
 import pytest
 import torch
 
@@ -9,6 +10,7 @@ from asbuilt.families import read_config
 from asbuilt.measure import counted, run
 from asbuilt.nn import build
 from asbuilt.nn.model import Model
+from asbuilt.spec import Attention, GatedDeltaNet, RMSNorm, ShortConvolution
 
 V, M, F, LAYERS, H, K, D = 1000, 64, 160, 2, 4, 2, 16
 CONTEXT = 96
@@ -70,6 +72,24 @@ def test_each_row(dtype: torch.dtype, name: str, width: int) -> None:
     held = PARAMETERS * width + CONTEXT * per_token
     # beyond what is held, at least the gate's and up's results at once, and never as much as ten such
     assert held + 2 * CONTEXT * F * width < peak.predicted < held + 20 * CONTEXT * F * width
+
+
+def test_states_of_sequences_are_no_part_of_a_token() -> None:
+    """A convolution's last inputs and a state beside keys and values, or nothing but them."""
+    net = GatedDeltaNet(
+        d_model=32,
+        n_key_heads=2,
+        n_value_heads=2,
+        d_key=8,
+        d_value=8,
+        norm=RMSNorm(d=8),
+        conv=ShortConvolution(channels=48, kernel=3),
+    )
+    attention = Attention(d_model=32, n_heads=2, n_kv_heads=1, d_head=16)
+    for mixers, per_token in (((net, attention, net), 2 * 16 * 4), ((net,), 0)):
+        rows = {row.figure: row for row in counted(build(one_mixer.alone(*mixers)))}
+        found = rows["cache per token"]
+        assert (found.predicted, found.measured, found.ok) == (per_token, per_token, True)
 
 
 def test_the_allocator_is_asked() -> None:
