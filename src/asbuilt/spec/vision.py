@@ -190,6 +190,8 @@ class MLPProjector(Mapped):
         require(self, "merging", len(tuple(self.widths)) > 2 or not self.merging, "false for one map")
         require_sizes(self, "merge", "stack", "every")
         require(self, "every", self.every == 1 or self.joined == 1, "1 beside vectors that are concatenated")
+        first = self.first is None or self.first.every == 1
+        require(self, "first", first, "maps with every = 1")
         after = self.post_norm is None or self.post_norm.d == self.d_out
         require(self, "post_norm", after, f"a norm of {self.d_out} numbers")
         whole = self.widths[0] % self.merge**2 == 0
@@ -432,6 +434,8 @@ class Vision(Part):
         require(self, "tower", not embedding.tiled or self.crosses, "a model without tiles")
         same = self.projector.d_in == self.d_seen
         require(self, "projector", same, f"d_in = {self.d_seen} as in the tower")
+        every = getattr(self.projector, "every", 1) == 1 or not (embedding.any_size or self.crosses)
+        require(self, "projector", every, "one with every = 1 for images of any size, or that are read across")
         fits = self.projector.fits(self.n_selected, embedding.n_side)
         require(self, "projector", fits, f"one for {self.n_selected} tokens, {embedding.n_side} patches per side")
 
