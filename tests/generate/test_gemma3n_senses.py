@@ -160,7 +160,7 @@ def test_a_file_gives_transformers_tokens(sense: str, folder: Path, tmp_path: Pa
         around, n = ("boi_token_id", "image_token_id", "eoi_token_id"), 4
     begin, place, end = (said[name] for name in around)
     ids, text = tokenizer.encode(PROMPT, wrap=True), tokenizer.encode(PROMPT)
-    bare = next(i for i in range(len(ids)) if ids[i : i + len(text)] == text)  # what stands before the text, if anything
+    bare = next(i for i in range(len(ids)) if ids[i : i + len(text)] == text)  # of what stands before the text
     ends = by_them(folder, [*ids[:bare], begin, *[place] * n, end, *ids[bare:]], **senses)
     stop = next((i for i, token in enumerate(ends) if token in source.eos_ids), len(ends))
     result = CliRunner().invoke(

@@ -132,7 +132,7 @@ def test_a_file_gives_transformers_tokens(folder: Path, tmp_path: Path) -> None:
     assert tokenizer is not None
     ids = tokenizer.encode(PROMPT, wrap=True)
     text = tokenizer.encode(PROMPT)
-    bare = next(i for i in range(len(ids)) if ids[i : i + len(text)] == text)  # what stands before the text, if anything
+    bare = next(i for i in range(len(ids)) if ids[i : i + len(text)] == text)  # of what stands before the text
     _, ends = by_them(folder, [*ids[:bare], BEGIN, PLACE, END, *ids[bare:]], heard)
     stop = next((i for i, token in enumerate(ends) if token in source.eos_ids), len(ends))
     result = CliRunner().invoke(
