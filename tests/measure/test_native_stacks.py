@@ -18,11 +18,11 @@ from asbuilt.checkpoint.save import save
 from asbuilt.cli.main import cli
 from asbuilt.kernels import native
 from asbuilt.measure import native_stacks, report, timing
-from asbuilt.measure.micro import Mixer
-from asbuilt.measure.native_stacks import Kind, Speeds, StackRates, head, layer, predicted_seconds, widths
+from asbuilt.measure.micro import StackMixer
+from asbuilt.measure.native_stacks import LayerKind, Speeds, StackRates, head, layer, predicted_seconds, widths
 from asbuilt.measure.rates import TimeGrid
 from asbuilt.nn import build
-from asbuilt.spec import LanguageModel
+from asbuilt.spec import GatedDeltaNet, LanguageModel, RMSNorm, ShortConvolution
 from asbuilt.spec.linear import maps_by_path
 
 # seconds proportional to bytes, and to tokens times numbers
@@ -34,8 +34,8 @@ def rates(bytes_per_number: float, start: float = 0.0) -> StackRates:
     return StackRates(LINE, PLANE, start, bytes_per_number)
 
 
-def of(format: str, mixer: Mixer = "attention") -> Kind:
-    return Kind(format, mixer)
+def of(format: str, mixer: StackMixer = "attention") -> LayerKind:
+    return LayerKind(format, mixer)
 
 
 FP32 = of("fp32")
@@ -72,6 +72,28 @@ def test_a_layer_of_several_formats_takes_of_each_its_share() -> None:
     assert step == pytest.approx(1e-9 * (first + others), rel=1e-6)
 
 
+def test_layers_are_of_their_mixers() -> None:
+    net = GatedDeltaNet(
+        d_model=64,
+        n_key_heads=2,
+        n_value_heads=4,
+        d_key=16,
+        d_value=8,
+        norm=RMSNorm(d=8),
+        conv=ShortConvolution(channels=96, kernel=4),
+    )
+    spec = model()
+    first, second, _ = spec.blocks
+    mixed = replace(second, branches=(replace(second.branches[0], body=net), second.branches[1]))
+    spec = replace(spec, blocks=(first, mixed))
+    inner = 3 * 64 * 96
+    of_net = 64 * (2 * 32 + 32 + 32 + 4 + 4) + 32 * 64  # q and k, v, gate, beta, decay; o
+    assert [layer(spec, i, "fp32") for i in (0, 1)] == [
+        {FP32: inner + 64 * (64 + 32 + 32 + 64)},
+        {of("fp32", "delta_net"): inner + of_net},
+    ]
+
+
 def test_two_stacks_are_timed_around_a_layers_size() -> None:
     """Of width w a layer has 12 w^2 numbers: w^2 each of q and o, half of k and v, 3 w^2 of gate, up and down."""
     for width, pair in (
@@ -99,7 +121,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("mixer", ["attention", "delta_net"])
 @pytest.mark.parametrize("format", ["q8_0", "fp32"])
 @pytest.mark.usefixtures("library")
-def test_stacks_are_timed_by_kind(format: str, mixer: Mixer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stacks_are_timed_by_kind(format: str, mixer: StackMixer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native_stacks, "MEMORY", 2**16)
     with torch.inference_mode():
         found = native_stacks.Pair(of(format, mixer), "fp32", (128, 256)).rates()
@@ -115,7 +137,7 @@ class Counted:
     drifts: ClassVar[list[float]] = []
     timed = 0
 
-    def __init__(self, kind: Kind, *_: object) -> None:
+    def __init__(self, kind: LayerKind, *_: object) -> None:
         self.asked.append(kind.format)
 
     def rates(self) -> StackRates:

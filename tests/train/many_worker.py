@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from traffic import Traffic
 
 from asbuilt.train.many import loop
-from asbuilt.train.many.traffic import Traffic
 from asbuilt.train.recipe import read
 from asbuilt.train.step import Stepped
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from small_runs import log, recipe, require_equal, state
+from torch.utils.flop_counter import FlopCounterMode
 
 from asbuilt import InputError, train
 from asbuilt.train import loop, rate
@@ -20,6 +21,19 @@ from asbuilt.train import loop, rate
 
 def lines(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+
+
+def test_the_rate_of_products_is_what_pytorch_counts_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock on which every product takes three seconds, one of them two."""
+    n = random.randrange(20, 60)
+    seconds = [3.0] * rate.TIMES
+    seconds[random.randrange(rate.TIMES)] = 2.0
+    readings = iter([reading for i, took in enumerate(seconds) for reading in (10.0 * i, 10.0 * i + took)])
+    monkeypatch.setattr(rate, "time", SimpleNamespace(perf_counter=lambda: next(readings)))
+    monkeypatch.setattr(rate, "SIZE", {"cpu": n})
+    with FlopCounterMode(display=False) as counter:
+        found = rate.matrix_rate.__wrapped__("cpu", torch.float32)
+    assert found == counter.get_total_flops() / rate.TIMES / 2.0
 
 
 def test_bits_per_byte_are_those_of_the_text(tmp_path: Path) -> None:

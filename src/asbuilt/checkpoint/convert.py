@@ -35,7 +35,7 @@ def convert(
     A name ending in .gguf is written as `write_gguf` does, and `dtype` may then be a block format too. A folder is
     written in the layout of its published family, or in asbuilt's own if no family can express the model. `dtype` None
     keeps each tensor's dtype (as buffers always do), and for a folder of a GGUF file or packed weights means that of
-    `load`. `note` is told what a GGUF file cannot say of the model. Adapters of the folder `adapter`, in PEFT's layout,
+    `load`. `note` is called with what a GGUF file cannot express. Adapters of the folder `adapter`, in PEFT's layout,
     are added to their matrices.
     Only the entry being written is in memory and, if the two formats group tensors differently, those read but not yet
     written. Raises InputError as `load` and `save` do; whatever is raised, nothing is left behind.

@@ -61,7 +61,7 @@ ATTENTION = ((1, 2, 4, 16), (32, 128, 512), (32, 64, 128))
 ATTENTION_READ = ((1, 4, 16), (16, 256, 2048), (32, 128))
 GRIDS = {"vector": VECTOR, "matrix": MATRIX, "attention": ATTENTION, "attention_read": ATTENTION_READ}
 
-Mixer = Literal["attention", "delta_net"]  # of stacks
+StackMixer = Literal["attention", "delta_net"]  # of stacks
 Work = Callable[[], object]
 # The first of each is timed on large tensors too.
 LINES: dict[str, tuple[Callable[[Tensor], Tensor], ...]] = {
@@ -148,7 +148,7 @@ def _in_turn(calls: Sequence[Prepare], memory: _Memory, rounds: int, before: Pre
     return [lower_quartile(kept[1:]) for kept in times]
 
 
-def stack(layers: int = 12, width: int = 256, mixer: Mixer = "attention") -> Model:
+def stack(layers: int = 12, width: int = 256, mixer: StackMixer = "attention") -> Model:
     """Returns a small model of the most common parts, so that products take the smaller share of its time."""
     heads, norm = width // 64, RMSNorm(d=width)
     body: Part = Attention(

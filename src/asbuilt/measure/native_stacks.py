@@ -21,7 +21,7 @@ from asbuilt.kernels.native import INTERLEAVED
 from asbuilt.kernels.packed import linear
 from asbuilt.measure import timing
 from asbuilt.measure.calibrate import DRIFT, LOOKS
-from asbuilt.measure.micro import Mixer, stack
+from asbuilt.measure.micro import StackMixer, stack
 from asbuilt.measure.rates import DTYPES, TimeGrid, lower_quartile
 from asbuilt.measure.run import decode_seconds, prefill_seconds
 from asbuilt.nn.build import build, interleave
@@ -41,11 +41,11 @@ HEAD_ROWS, HEAD_WIDTH, REPEATS = 8192, 1024, 32
 Held = dict[str, int]
 
 
-class Kind(NamedTuple):
+class LayerKind(NamedTuple):
     """What layers are timed apart for: the format of their weights, and their mixer."""
 
     format: str
-    mixer: Mixer
+    mixer: StackMixer
 
     def __str__(self) -> str:
         return self.format if self.mixer == "attention" else f"{self.format}, {self.mixer}"
@@ -65,7 +65,7 @@ class StackRates:
 class Speeds:
     """The rates of layers by their kind, and the seconds of one number of a head by its format."""
 
-    layers: Mapping[Kind, StackRates]
+    layers: Mapping[LayerKind, StackRates]
     head: Mapping[str, float]
 
     def document(self) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def widths(numbers: int) -> tuple[int, int]:
 class Pair:
     """Stacks of two widths of one kind of layer: of few layers, and of many."""
 
-    def __init__(self, kind: Kind, dtype: str, widths: tuple[int, int]) -> None:
+    def __init__(self, kind: LayerKind, dtype: str, widths: tuple[int, int]) -> None:
         self.few = [_built(width, FEW, kind, dtype) for width in widths]
         self.numbers = [sum(layer(one.spec, 0, dtype).values()) for one in self.few]
         self.held = sum(weight.nbytes for weight in self.few[-1].blocks[0].parameters()) / self.numbers[-1]
@@ -156,7 +156,7 @@ def _matrix(format: str, dtype: str) -> Tensor:
     return torch.ones(HEAD_ROWS, HEAD_WIDTH // block * nbytes, dtype=torch.uint8)  # equal bytes are interleaved already
 
 
-def _built(width: int, layers: int, kind: Kind, dtype: str) -> Model:
+def _built(width: int, layers: int, kind: LayerKind, dtype: str) -> Model:
     described, format = stack(layers, width, kind.mixer), kind.format
     assert isinstance(described.embedding, TokenEmbedding)
     assert isinstance(described.head, Head)
@@ -177,11 +177,11 @@ def _filled(described: spec.Model, dtype: str) -> Model:
     return made
 
 
-def layer(described: spec.Model, i: int, dtype: str) -> dict[Kind, int]:
+def layer(described: spec.Model, i: int, dtype: str) -> dict[LayerKind, int]:
     """Returns how many numbers of matrices block i holds, by format, as of its mixer."""
     mixers = (branch.body for branch in described.blocks[i].branches)
-    mixer: Mixer = "delta_net" if any(isinstance(body, GatedDeltaNet) for body in mixers) else "attention"
-    return {Kind(format, mixer): n for format, n in _by_format(described, f"blocks.{i}.", dtype).items()}
+    mixer: StackMixer = "delta_net" if any(isinstance(body, GatedDeltaNet) for body in mixers) else "attention"
+    return {LayerKind(format, mixer): n for format, n in _by_format(described, f"blocks.{i}.", dtype).items()}
 
 
 def head(described: spec.Model, dtype: str) -> Held:
@@ -206,11 +206,11 @@ def predicted_seconds(described: spec.Model, dtype: str, known: Speeds, tokens: 
     return last + prefill, last + sum(_decoded(part, rates) for part in layers)
 
 
-def _decoded(part: Mapping[Kind, int], rates: Mapping[Kind, StackRates]) -> float:
+def _decoded(part: Mapping[LayerKind, int], rates: Mapping[LayerKind, StackRates]) -> float:
     read = {kind: count * rates[kind].bytes_per_number for kind, count in part.items()}
     nbytes = sum(read.values())
     return _shared(read, {kind: rates[kind].decode.at(nbytes) for kind in part})
 
 
-def _shared(part: Mapping[Kind, float], seconds: Mapping[Kind, float]) -> float:
+def _shared(part: Mapping[LayerKind, float], seconds: Mapping[LayerKind, float]) -> float:
     return sum(share * seconds[kind] for kind, share in part.items()) / sum(part.values())

@@ -209,8 +209,10 @@ def counted(model: Model, *, say: Say = lambda text: None) -> Iterator[Row]:
     yield _row(f"cache, {tokens} tokens", "bytes", cache.at_seq, run.cache_bytes(model, 1, tokens))
     one = cache.per_token + (cache.per_source_token if "source" in spec.reads else 0)
     told = "cache per token read and one written" if "source" in spec.reads else "cache per token"
-    fixed = run.cache_bytes(model, 1, 1) if cache.fixed and "source" not in spec.reads else 0  # states of sequences
-    yield _row(told, "bytes", one, run.cache_bytes(model, 1, 1 + bool(fixed)) - fixed)
+    allocated = run.cache_bytes(model, 1, 1)
+    if cache.fixed and "source" not in spec.reads:  # states of a sequence are no part of a token
+        allocated = run.cache_bytes(model, 1, 2) - allocated
+    yield _row(told, "bytes", one, allocated)
 
     if not packed:  # those of packed weights depend on which weights beside them are trained
         yield from _trained(model, whole, say)

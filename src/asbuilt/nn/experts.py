@@ -133,8 +133,7 @@ class MixtureOfExperts(PartModule):
         self.formats = {name: stack.format for name, stack in part.stacks.items()}  # as held: interleaved or as stored
         # told each stack's name and inputs, sorted by expert, with so many rows each; a stack is no module to be hooked
         self.watch: Callable[[str, Tensor, list[int]], None] | None = None
-        # where gradients are recorded: the capacity as a factor on the mean load, and what is told which choices were
-        # dropped, (N, k)
+        # where gradients are recorded: the capacity as a factor on the mean load, and a hook for dropped choices (N, k)
         self.capacity_factor: float | None = None
         self.told_dropped: Callable[[Tensor], None] | None = None
         self.router = Router(part.router, f"{path}.router")

@@ -96,7 +96,7 @@ def _sharded(settings: Settings, seed: int, root: Path) -> tuple[Data, Vocabular
 
 
 def _given(settings: Settings, folder: Path) -> tuple[Shards, Tokenizer]:
-    """Returns shards that were written before, and the tokenizer that they are said to be of."""
+    """Returns shards that were written before, and the tokenizer that the recipe names for them."""
     if settings.tokenizer in ("characters", "bytes", "bpe"):
         problem = f"{folder} holds token ids"
         raise InputError(problem, field="data.tokenizer", value=settings.tokenizer, allowed="its tokenizer.json")

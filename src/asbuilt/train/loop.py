@@ -273,7 +273,7 @@ def described(recipe: Recipe, n_vocab: int) -> Reading:
 
 
 def kind_of(spec: ModelSpec) -> str:
-    """Returns what a model is for an objective; empty if it also reads what is no text."""
+    """Returns the kind of model that an objective may ask for; empty for one that also reads images or sounds."""
     more = {*spec.reads} - {"tokens", "types"}
     if more == {"source"}:
         return BOTH

@@ -45,7 +45,11 @@ def tuned_contents(source: Source | str | Path, tune: Tune, seed: int) -> Conten
     """
     opened = source if isinstance(source, Source) else open_model(source, weights=True)
     made = Contents(opened, packed=tune.kind == "qlora")
-    made.spec = adapted(made.spec, tune.rank, tune.alpha, tune.targets or None)
+    try:
+        made.spec = adapted(made.spec, tune.rank, tune.alpha, tune.targets or None)
+    except InputError as error:
+        field = f"tune.{error.field}"  # the recipe's name of it
+        raise InputError(error.problem, field=field, value=error.value, allowed=error.allowed, fix=error.fix) from error
     made.adapter = started(made.spec, seed)
     return made
 

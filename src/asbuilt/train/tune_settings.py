@@ -19,7 +19,7 @@ CHATS = ("chat", "preferences", "context", "batch", "validation")  # what is rea
 
 @dataclass(frozen=True, kw_only=True)
 class Tune:
-    """Which weights are trained, and how strongly pairs of answers are told apart."""
+    """Which weights are trained, and how strongly preferences between answers weigh."""
 
     kind: Kind = "full"
     """full: all weights; lora: low-rank adapters alone, the rest is frozen; qlora: the same, with its blocks packed."""

@@ -87,7 +87,7 @@ class Loop(loop.Loop):
         dist.barrier()
 
     def _lost(self, error: Exception) -> Exception:
-        """Returns what is said of an error between processes; other errors are as they are."""
+        """Returns the error to raise if another process is gone, else the one given."""
         said = str(error)
         if not isinstance(error, dist.DistError) and not any(word in said for word in LOST):
             return error
