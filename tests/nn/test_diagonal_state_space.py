@@ -32,6 +32,18 @@ def drawn_system(channels: int, states: int, seed: int) -> kernels.System:
     return kernels.system(a_log, a_im, c_re, c_im, drawn(channels, seed=seed + 5) - 2)
 
 
+def exponential(matrix: torch.Tensor) -> torch.Tensor:
+    """e^M, by 20 terms of its series for M / 2^8, squared 8 times; torch's own is off by 2e-10 where norms are 0.05."""
+    small, term = matrix / 2**8, torch.eye(len(matrix), dtype=matrix.dtype)
+    total = term.clone()
+    for i in range(1, 20):
+        term = term @ small / i
+        total += term
+    for _ in range(8):
+        total = total @ total
+    return total
+
+
 @given(st.integers(1, 4), st.integers(1, 5), LENGTHS, strategies.SEEDS)
 def test_the_convolution_is_the_recurrence(channels: int, states: int, tokens: int, seed: int) -> None:
     of, x = drawn_system(channels, states, seed), drawn(2, tokens, channels, seed=seed + 9)
@@ -55,12 +67,12 @@ def test_it_is_the_papers(channels: int, states: int, tokens: int, seed: int) ->
         for n in range(states):
             a = complex(-float(a_log[channel, n].exp()), float(a_im[channel, n]))
             grown = torch.tensor([[a, 1.0], [0.0, 0.0]], dtype=torch.complex128) * log_dt[channel].exp()
-            both = torch.linalg.matrix_exp(grown)  # [[e^(dt A), (e^(dt A) - 1) / A], [0, 1]]
+            both = exponential(grown)  # [[e^(dt A), (e^(dt A) - 1) / A], [0, 1]]
             s = torch.zeros((), dtype=torch.complex128)
             for t in range(tokens):
                 s = both[0, 0] * s + both[0, 1] * x[0, t, channel]
                 total[t] += 2 * (torch.complex(c_re[channel, n], c_im[channel, n]) * s).real
-        one_mixer.near(y[0, :, channel], total, 1e-9)
+        one_mixer.near(y[0, :, channel], total, 1e-10)
 
 
 @given(STACKS, LENGTHS, st.integers(1, 44), strategies.SEEDS)

@@ -32,7 +32,7 @@ def draw(rng: Random, kind: type[PreTrainedConfig], **more: object) -> PreTraine
         "head_dim": 16,
         "linear_num_key_heads": keys,
         "linear_num_value_heads": keys * rng.choice([2, 3]),
-        "linear_key_head_dim": 18,  # of few numbers, all may be small after silu, and their length a difference of large ones
+        "linear_key_head_dim": 18,  # few numbers may all be small after silu: their length would swell rounding
         "linear_value_head_dim": 10,
         "linear_conv_kernel_dim": rng.choice([2, 4]),
         "layer_types": [LINEAR, FULL],
