@@ -690,7 +690,8 @@ def test_every_choice_is_explained() -> None:
     assert {switch: {*said} for switch, said in MEANING.items()} == {name: {*those} for name, those in CHOICES.items()}
     full = serve("gemma-3-4b", "l4", conventions=Conventions(windows="full"))
     assert [a.meaning for a in full.alternatives if a.switch == "windows"] == [
-        "sliding-window layers cache only their window"
+        "sliding-window layers cache only their window",
+        "sliding-window layers cache their window and a chunk, which engines with a hybrid cache reserve",
     ]
 
 

@@ -23,6 +23,7 @@ def document(plan: ServePlan) -> dict[str, Any]:
         "model": plan.asked.name,
         "machine": plan.machine.name,
         "layout": _layout(plan),
+        "engine": _engine(plan),
         "dtype": plan.precision.name,
         "kv_dtype": plan.capacity.kv_dtype,
         "context": plan.context,
@@ -51,6 +52,21 @@ def document(plan: ServePlan) -> dict[str, Any]:
         "efficiency": {"bandwidth": plan.roofline.bandwidth_efficiency, "compute": plan.roofline.compute_efficiency},
         "warnings": list(plan.warnings),
         "refused": [dict(zip(("path", "part", "figure", "reason"), row, strict=True)) for row in plan.refused],
+    }
+
+
+def _engine(plan: ServePlan) -> dict[str, Any]:
+    """Returns the engine, its values for this machine, and the command that starts it with those of the plan."""
+    engine, c = plan.capacity.engine, plan.capacity
+    return {
+        "name": engine.name,
+        "title": engine.title,
+        "source": engine.source,
+        "chunk": c.chunk,
+        "max_num_seqs": c.sequences,
+        "graphs_bytes": c.graphs,
+        "command": plan.command,
+        "constants": dict(engine.sources),
     }
 
 
@@ -109,6 +125,7 @@ def tables(plan: ServePlan) -> list[Table]:
     found = [
         _answer(plan),
         suggestions(plan),
+        _command(plan),
         _ladder(plan),
         _components(plan),
         _times(plan),
@@ -184,6 +201,12 @@ def _ladder(plan: ServePlan) -> Table:
         value = size(line.value) if line.unit == "bytes" else line.unit
         rows.append((line.name, int(line.value), value, "; ".join(filter(None, (line.symbols, line.note)))))
     return Table("Memory of one device", ("line", "value", "", "from"), rows, drop=("from",))
+
+
+def _command(plan: ServePlan) -> Table:
+    """Returns the command that starts the engine; no rows where there is none."""
+    rows = [(plan.command,)] if plan.command else []
+    return Table(f"To start {plan.capacity.engine.title} with these values", ("command",), rows)
 
 
 def _components(plan: ServePlan) -> Table:
@@ -298,6 +321,7 @@ def _assumed(plan: ServePlan) -> Table:
             f"{MEANING['memory'][c.memory]}; {c.utilisation:g} of it is used",
             "--memory, --memory-utilisation",
         ),
+        ("engine", f"{capacity.engine.title}; {_at_once(plan)}", "--engine, --max-num-seqs"),
         ("attention", MEANING["kernel"][c.kernel], "--kernel"),
         ("prefill", f"{capacity.chunk:,} tokens at once", "--chunk"),
         (
@@ -307,6 +331,11 @@ def _assumed(plan: ServePlan) -> Table:
         ),
     ]
     return Table("Assumptions", ("", "assumption", "option"), rows)
+
+
+def _at_once(plan: ServePlan) -> str:
+    most = plan.capacity.sequences
+    return "as many sequences as fit" if most is None else f"at most {most:,} sequences at once"
 
 
 def notes(plan: ServePlan) -> Table:

@@ -11,8 +11,8 @@ from typing import Literal
 from asbuilt.cost.folded import RunCost
 from asbuilt.plan.devices import DeviceStage
 from asbuilt.plan.network import Network, joining
+from asbuilt.plan.serve.capacity import Capacity
 from asbuilt.plan.serve.conventions import Conventions
-from asbuilt.plan.serve.ladder import Capacity
 from asbuilt.spec import Kind, Pass
 
 Bound = Literal["memory", "compute", "link"]
