@@ -42,6 +42,7 @@ SWITCHES = (
     "count",
     "windows",
     "kernel",
+    "targets",
     "node",
     "network",
 )
@@ -80,10 +81,10 @@ def _is_machine(word: str) -> bool:
 
 
 def _default(name: str) -> str:
-    """Returns the default of a convention as the help has it: the engine's where engines differ."""
+    """Returns the default of a convention that engines set, as the help has it."""
     value = getattr(Conventions, name)
     shown = {True: "page", False: "no-page"}.get(value, value) if isinstance(value, bool) else value
-    return f"[default: {shown}{', or the engine' + chr(39) + 's' if name in ENGINES_OWN else ''}]"
+    return f"[default: {shown}, or the engine's]"
 
 
 def _convention_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -93,7 +94,9 @@ def _convention_options(command: Callable[..., None]) -> Callable[..., None]:
         command = click.option(
             f"--{name}",
             type=click.Choice(CHOICES[name]),
-            help=f"{said[0].upper()}{said[1:]}.  {_default(name)}",
+            default=None if name in ENGINES_OWN else getattr(Conventions, name),
+            show_default=name not in ENGINES_OWN,
+            help=f"{said[0].upper()}{said[1:]}." + (f"  {_default(name)}" if name in ENGINES_OWN else ""),
         )(command)
     return command
 

@@ -37,6 +37,7 @@ Scores = Literal["causal", "full"]
 Count = Literal["floor", "nearest"]
 Windows = Literal["held", "reserved", "full"]
 AttentionKernel = Literal["engine", "library"]
+Targets = Literal["expected", "minimum"]
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "memory": MEMORY_CONVENTIONS,
@@ -46,6 +47,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "count": ("floor", "nearest"),
     "windows": ("held", "reserved", "full"),
     "kernel": ("engine", "library"),
+    "targets": ("expected", "minimum"),
 }
 MEANING = {
     "memory": {
@@ -80,6 +82,10 @@ MEANING = {
         "engine": "a serving engine's fused attention: scores are never stored, even with sinks and soft caps",
         "library": "asbuilt's own attention: scores are stored if there are sinks, soft caps or biases",
     },
+    "targets": {
+        "expected": "targets are compared with expected times, the middle of their range",
+        "minimum": "targets are compared with theoretical minima",
+    },
 }
 
 
@@ -105,6 +111,7 @@ class Conventions:
     count: Count = "floor"
     windows: Windows = "held"
     kernel: AttentionKernel = "engine"
+    targets: Targets = "expected"
     node: int = NODE
     network: float = NETWORK
 

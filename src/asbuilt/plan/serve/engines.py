@@ -69,8 +69,8 @@ class Engine:
     """One engine of one version.
 
     `profiled` engines measure or reserve activations before they allocate the cache. `keeps` tells that buffers of
-    mixtures of experts and RoPE tables stay allocated. `grouped` engines lay layers out in groups of equal size. `graphs` are bytes per layer, captured
-    after the cache is allocated, from what the utilisation leaves.
+    mixtures of experts and RoPE tables stay allocated. `grouped` engines lay layers out in groups of equal size.
+    `graphs` are bytes per layer, captured after the cache is allocated, from what the utilisation leaves.
     """
 
     name: str

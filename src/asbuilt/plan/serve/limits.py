@@ -57,10 +57,11 @@ class Goal:
 
     def meets_targets(self, roofline: Roofline, context: int, users: int) -> bool:
         """Returns whether the step of `users` sequences and the first token of one meet their targets."""
-        if self.latency is not None and roofline.decode(users, context).seconds > self.latency:
+        judged = roofline.judged
+        if self.latency is not None and judged.decode(users, context).seconds > self.latency:
             return False
         prompt = self.prompt_at(roofline, context)
-        return self.first_token is None or roofline.prefill(prompt).seconds <= self.first_token
+        return self.first_token is None or judged.prefill(prompt).seconds <= self.first_token
 
     def met(self, roofline: Roofline, context: int) -> bool:
         """Returns whether the users fit and are served within the targets."""

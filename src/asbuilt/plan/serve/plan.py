@@ -23,6 +23,7 @@ from asbuilt.plan.quantised import mixed, quantised
 from asbuilt.plan.serve import commands, engines, limits, report
 from asbuilt.plan.serve.capacity import Capacity
 from asbuilt.plan.serve.conventions import MEANING, Conventions
+from asbuilt.plan.serve.expected import LEVELS, Level
 from asbuilt.plan.serve.ladder import cached_tokens, counted, ladder
 from asbuilt.plan.serve.pages import held_numbers
 from asbuilt.plan.serve.place import place
@@ -183,6 +184,16 @@ class ServePlan:
     def caches(self) -> Caches | None:
         """The three cache numbers."""
         return None if self.users is None else _caches(self.capacity, self.context)
+
+    @cached_property
+    def expected(self) -> dict[Level, tuple[float, float | None]]:
+        """Seconds to the first token and of a step, with low, middle and high efficiencies; the slowest first."""
+        found: dict[Level, tuple[float, float | None]] = {}
+        for level in LEVELS:
+            at = self.roofline.at(level)
+            step = None if self.decode is None else at.decode(self.decode.batch, self.context).seconds
+            found[level] = at.prefill(self.prefill.prompt).seconds, step
+        return found
 
     @cached_property
     def sweep(self) -> tuple[Decode, ...]:
@@ -362,7 +373,7 @@ def _answer(roofline: Roofline, asked: Asked) -> ServePlan:
     budget = int(steps[-1].value)
     prefill = _prefill(roofline, goal.prompt_at(roofline, context))
     decode = _decode(roofline, batch, context) if tokens else None
-    targets = _targets(goal, prefill, decode)
+    targets = _targets(goal, roofline, asked, batch if tokens else None)
     return ServePlan(
         asked=asked,
         roofline=roofline,
@@ -403,12 +414,12 @@ def _decode(roofline: Roofline, batch: int, context: int) -> Decode:
     )
 
 
-def _targets(goal: limits.Goal, prefill: Prefill, decode: Decode | None) -> dict[str, bool]:
-    met = {}
-    if goal.latency is not None and decode is not None:
-        met["time per token"] = decode.seconds_per_step <= goal.latency
+def _targets(goal: limits.Goal, roofline: Roofline, asked: Asked, batch: int | None) -> dict[str, bool]:
+    met, judged = {}, roofline.judged
+    if goal.latency is not None and batch is not None:
+        met["time per token"] = judged.decode(batch, asked.context).seconds <= goal.latency
     if goal.first_token is not None:
-        met["time to first token"] = prefill.seconds <= goal.first_token
+        met["time to first token"] = judged.prefill(goal.prompt_at(roofline, asked.context)).seconds <= goal.first_token
     return met
 
 

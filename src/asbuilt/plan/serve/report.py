@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from asbuilt.plan.lines import Line
 from asbuilt.plan.render import Cell, Table
 from asbuilt.plan.serve.conventions import MEANING, TIMES
+from asbuilt.plan.serve.expected import LEVELS, SOURCES, machine_class
 from asbuilt.shown import number, size, time
 from asbuilt.spec.part import CacheFormat
 
@@ -43,6 +44,7 @@ def document(plan: ServePlan) -> dict[str, Any]:
         "prefill": {"prompt": plan.prefill.prompt, "seconds": plan.prefill.seconds, "bound": plan.prefill.bound}
         | _run(plan.prefill.run),
         "decode": None if plan.decode is None else _decode(plan.decode) | _run(plan.decode.run),
+        "expected": _expected(plan),
         "sweep": [_decode(step) for step in plan.sweep],
         "knee": plan.knee,
         "targets": plan.targets,
@@ -68,6 +70,18 @@ def _engine(plan: ServePlan) -> dict[str, Any]:
         "command": plan.command,
         "constants": dict(engine.sources),
     }
+
+
+def _expected(plan: ServePlan) -> dict[str, Any]:
+    """Returns the expected times by level of efficiency, with the efficiencies and their sources."""
+    found: dict[str, Any] = {}
+    for level, (first, step) in plan.expected.items():
+        each = {"prefill_seconds": first, "seconds_per_step": step, "tokens_per_second": None}
+        if step is not None and plan.decode is not None:
+            each["tokens_per_second"] = plan.decode.batch / step
+        found[level] = each | {"efficiencies": plan.roofline.at(level).reached.plain()}
+    given = plan.roofline.at("middle") is plan.roofline
+    return found | {"judged_by": plan.conventions.targets, "sources": {} if given else SOURCES}
 
 
 def _layout(plan: ServePlan) -> dict[str, int]:
@@ -158,6 +172,13 @@ def _answer(plan: ServePlan) -> Table:
                 "none of the counts tried" if plan.smallest_count is None else f"{plan.smallest_count:,}",
             ),
         ]
+    rows.append((f"expected time to first token, prompt of {plan.prefill.prompt:,}", _range(plan, 0)))
+    if plan.decode is not None:
+        low, middle, high = (plan.decode.batch / (plan.expected[level][1] or 1) for level in LEVELS)
+        rows += [
+            (f"expected time per token, batch {plan.decode.batch:,}", _range(plan, 1)),
+            ("expected tokens/s", f"{number(middle, 4)} ({number(low, 4)} to {number(high, 4)})"),
+        ]
     rows.append((f"minimum time to first token, prompt of {plan.prefill.prompt:,}", _time(plan.prefill)))
     if plan.decode is not None:
         rows += [
@@ -168,6 +189,12 @@ def _answer(plan: ServePlan) -> Table:
             ),
         ]
     return Table(plan.title, ("", "answer"), rows)
+
+
+def _range(plan: ServePlan, which: int) -> str:
+    """Returns the middle of the expected times and the fastest and slowest."""
+    slow, middle, fast = (plan.expected[level][which] or 0 for level in LEVELS)
+    return f"{time(middle)} ({time(fast)} to {time(slow)})"
 
 
 def _users(plan: ServePlan) -> str:
@@ -315,7 +342,9 @@ def _assumed(plan: ServePlan) -> Table:
     """Returns the assumptions, each with the option that changes it."""
     c, capacity = plan.conventions, plan.capacity
     rows: list[tuple[Cell, ...]] = [
-        ("times", TIMES, "--bandwidth-efficiency, --compute-efficiency"),
+        ("minimum times", TIMES, "--bandwidth-efficiency, --compute-efficiency"),
+        ("expected times", _assumption(plan), "--bandwidth-efficiency, --compute-efficiency, --efficiency"),
+        ("targets", MEANING["targets"][c.targets], "--targets"),
         (
             "memory",
             f"{MEANING['memory'][c.memory]}; {c.utilisation:g} of it is used",
@@ -331,6 +360,15 @@ def _assumed(plan: ServePlan) -> Table:
         ),
     ]
     return Table("Assumptions", ("", "assumption", "option"), rows)
+
+
+def _assumption(plan: ServePlan) -> str:
+    """Returns what the expected times assume."""
+    reached = plan.roofline.at("middle").reached
+    if plan.roofline.at("middle") is plan.roofline:
+        return "the efficiencies that were given or measured"
+    said = ", ".join(f"{value:g} of {name}" for name, value in reached.plain().items())
+    return f"{said} on a {machine_class(plan.machine)} machine, in the middle; the range has low and high ones"
 
 
 def _at_once(plan: ServePlan) -> str:
