@@ -49,6 +49,7 @@ from asbuilt.spec import (
     Branch,
     CausalConvolution,
     CentredConvolution,
+    Centres,
     ChannelMixing,
     ClampedGate,
     Classifier,
@@ -257,6 +258,8 @@ def rotaries(draw: DrawFn, d_head: int) -> Rotary:
             st.builds(Plane, alternating=st.booleans(), staggered=st.booleans()) if d_rotary % 4 == 0 else st.nothing()
         )
         plane |= st.just(Plane(timed=True)) if d_rotary % 6 == 0 else st.nothing()
+        centres = st.builds(Centres, n_side=st.integers(1, 3), n_before=st.integers(0, 2))
+        plane |= centres if d_rotary % 4 == 0 else st.nothing()
         return Rotary(d_rotary=d_rotary, theta=theta, pairing=pairing, axes=draw(sections(d_rotary // 2) | plane))
     return Rotary(d_rotary=d_rotary, theta=theta, pairing=pairing, scaling=draw(scalings(d_rotary)))
 
@@ -1505,6 +1508,8 @@ def towers(draw: DrawFn, head: str = "any", d_out: int | None = None) -> ImageEn
         class_token=draw(st.sampled_from(CLASS_TOKENS)),
         mask_token=draw(st.booleans()),
     )
+    if embedding.class_token == "first":
+        embedding = replace(embedding, n_registers=draw(st.integers(0, 2)))
     read, numbers = draw(stacks(d_model, False, None))
     learned = st.builds(LearnedPositions, n_positions=st.just(embedding.n_tokens), d_model=st.just(d_model))
     sides = st.integers(embedding.n_side, embedding.n_side + 2)

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from asbuilt import cost
@@ -42,6 +44,7 @@ TEXT: dict[str, Any] = {
 VIT = TOWER | {"model_type": "vit", "num_labels": 3}
 SIGLIP = {"model_type": "siglip", "text_config": TEXT, "vision_config": TOWER}
 DINOV2 = {name: size for name, size in TOWER.items() if name != "intermediate_size"} | {"model_type": "dinov2"}
+DINOV3 = TOWER | {"model_type": "dinov3_vit", "num_register_tokens": 2}
 PIXTRAL = TOWER | {"model_type": "pixtral"}
 CLIP = {"model_type": "clip", "text_config": TEXT, "vision_config": TOWER}
 LLAVA = {"model_type": "llava", "image_token_index": 7, "text_config": TEXT, "vision_config": TOWER}
@@ -77,6 +80,7 @@ CONFIGS = {
     "clip": CLIP,
     "siglip": SIGLIP,
     "dinov2": DINOV2,
+    "dinov3_vit": DINOV3,
     "pixtral": PIXTRAL,
     "llava": LLAVA,
     "gemma3": GEMMA3,
@@ -121,6 +125,14 @@ def test_flops_at_published_size_are_the_counters(name: str, images: int) -> Non
         ("clip", "text_config", {"rope_theta": 1.0}),
         ("clip", "projection_dim", 0),
         ("dinov2", "mlp_ratio", 0),
+        ("dinov3_vit", "value_bias", False),
+        ("dinov3_vit", "query_bias", False),
+        ("dinov3_vit", "num_attention_heads", 4),
+        ("dinov3_vit", "num_register_tokens", -1),
+        ("dinov3_vit", "rope_theta", 0.0),
+        ("dinov3_vit", "image_size", [4, 6]),
+        ("dinov3_vit", "max_position_embeddings", 9),
+        ("dinov3_vit", "architectures", ["DINOv3ViTBackbone"]),
         ("pixtral", "patch_size", 5),
         ("pixtral", "head_dim", 8),
         ("pixtral", "architectures", ["PixtralModel"]),
@@ -305,3 +317,41 @@ def test_published_sums_of_internvl(tied: bool, total: int) -> None:
     assert (cost.total_parameters(spec), cost.active_parameters(spec)) == (total, total)
     assert cost.cache(spec, 1024, "bf16").per_token == 12_288
     assert spec.image_tokens == 256
+
+
+@pytest.mark.parametrize("registers", [0, 3])
+def test_a_dinov3_is_read_by_names_in_memory_and_stores_that_it_has_no_registers(
+    registers: int, tmp_path: Path
+) -> None:
+    spec = read_config(DINOV3 | {"num_register_tokens": registers}, "model").spec
+    model = build(spec, seed=1)
+    save(model, tmp_path, family="dinov3_vit", carried={})
+    file = tmp_path / "model.safetensors"
+    stored = load_file(file)
+    assert stored["embeddings.register_tokens"].shape == (1, registers, 8)
+    renamed = {f"model.{name}" if name.startswith("layer.") else name: x.clone() for name, x in stored.items()}
+    assert renamed.keys() != stored.keys()
+    save_file(renamed, file)
+    again = load(tmp_path, dtype="float32")
+    assert all(torch.equal(p, again.get_parameter(name)) for name, p in model.named_parameters())
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    said=st.fixed_dictionaries(
+        {},
+        optional={
+            **dict.fromkeys(("key_bias", "proj_bias", "mlp_bias", "use_gated_mlp"), st.booleans()),
+            "num_register_tokens": st.integers(0, 5),
+            "rope_theta": st.floats(1.5, 1e4),
+            "image_size": st.integers(2, 9),
+        },
+    )
+)
+def test_what_a_dinov3_may_say_is_written_and_read_again(said: dict[str, Any]) -> None:
+    reading = read_config(DINOV3 | said, "model")
+    written = write_config("dinov3_vit", reading.spec, reading.carried, None)
+    assert read_config(written, "model").spec == reading.spec
+    assert {key: written[key] for key in said} == said
+    unbiased = dict.fromkeys(("query_bias", "key_bias", "value_bias"), False)
+    assert read_config(DINOV3 | said | unbiased, "model").spec != reading.spec

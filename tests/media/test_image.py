@@ -7,6 +7,7 @@ import random
 import struct
 import zlib
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,9 @@ CLASSES = {
     "ViTImageProcessor": "vit",
     "Qwen2VLImageProcessor": "qwen2_vl",
     "MllamaImageProcessor": "mllama",
+    "DINOv3ViTImageProcessor": "dinov3_vit",
 }
+WITHOUT_PILLOW = ("DINOv3ViTImageProcessor",)  # transformers' own needs torchvision
 SIZES = [(30, 41), (64, 64), (300, 20), (57, 131), (131, 57), (9, 40)]
 SETTINGS: list[tuple[str, dict[str, Any]]] = [
     ("CLIPImageProcessor", {}),
@@ -40,6 +43,10 @@ SETTINGS: list[tuple[str, dict[str, Any]]] = [
         {"size": {"height": 28, "width": 28}, "max_image_tiles": 4, "image_mean": [0.4, 0.5, 0.3]},
     ),
     ("MllamaImageProcessor", {"size": {"height": 20, "width": 20}, "max_image_tiles": 7, "resample": 3}),
+    ("DINOv3ViTImageProcessor", {}),
+    ("DINOv3ViTImageProcessor", {"size": {"height": 20, "width": 30}, "resample": 3, "image_std": [0.1, 0.2, 0.3]}),
+    ("DINOv3ViTImageProcessor", {"size": {"shortest_edge": 25}, "rescale_factor": 0.01, "do_normalize": False}),
+    ("DINOv3ViTImageProcessor", {"do_resize": False}),
     ("Qwen2VLImageProcessor", {}),
     ("Qwen2VLImageProcessor", {"min_pixels": 800, "max_pixels": 2000, "patch_size": 4, "temporal_patch_size": 1}),
     ("Qwen2VLImageProcessor", {"size": {"shortest_edge": 900, "longest_edge": 5000}, "patch_size": 5, "merge_size": 3}),
@@ -58,11 +65,18 @@ def reading(folder: Path, kind: str, **settings: object) -> Preparation:
     return Preparation.read(folder)
 
 
+def reference(kind: str) -> Any:  # noqa: ANN401  # one of transformers' classes
+    """transformers' processor, that of Pillow if there is one; skips a test without the library it needs."""
+    name = CLASSES[kind]
+    if kind not in WITHOUT_PILLOW:
+        return getattr(import_module(f"transformers.models.{name}.image_processing_pil_{name}"), f"{kind}Pil")
+    pytest.importorskip("torchvision")
+    return getattr(import_module(f"transformers.models.{name}.image_processing_{name}"), kind)
+
+
 @pytest.mark.parametrize(("kind", "settings"), SETTINGS, ids=range(len(SETTINGS)))
 def test_images_are_prepared_as_transformers_does(kind: str, settings: dict[str, Any], tmp_path: Path) -> None:
-    name = CLASSES[kind]
-    theirs = getattr(import_module(f"transformers.models.{name}.image_processing_pil_{name}"), f"{kind}Pil")
-    ours = reading(tmp_path, kind, **settings)
+    theirs, ours = reference(kind), reading(tmp_path, kind, **settings)
     for seed, size in enumerate(SIZES):
         image = picture(size, seed)
         file = tmp_path / "a.png"
@@ -79,10 +93,26 @@ def test_images_are_prepared_as_transformers_does(kind: str, settings: dict[str,
 
 
 def test_what_transformers_writes_is_read(tmp_path: Path) -> None:
-    for kind, name in CLASSES.items():
-        theirs = getattr(import_module(f"transformers.models.{name}.image_processing_pil_{name}"), f"{kind}Pil")
-        said = json.loads(theirs().to_json_string())
-        Preparation.read(_written(tmp_path, said))
+    for kind in CLASSES:
+        if kind not in WITHOUT_PILLOW or find_spec("torchvision"):
+            said = json.loads(reference(kind)().to_json_string())
+            Preparation.read(_written(tmp_path, said))
+
+
+@pytest.mark.parametrize("resample", [2, 3])
+def test_images_that_are_scaled_first_are_resized_as_numbers(resample: int, tmp_path: Path) -> None:
+    """By Pillow's own filters of images of 32-bit numbers; an image that is rounded to bytes is off by up to 1/510."""
+    mean, std = [0.1, 0.2, 0.3], [0.4, 0.5, 0.6]
+    given = {"size": {"height": 20, "width": 37}, "resample": resample, "image_mean": mean, "image_std": std}
+    ours = reading(tmp_path, "DINOv3ViTImageProcessor", **given)
+    for seed, size in enumerate(SIZES):
+        image = picture(size, seed)
+        scaled = np.asarray(image, dtype=np.float32) / 255
+        bands = [Image.fromarray(scaled[..., i]).resize((37, 20), resample=resample) for i in range(3)]
+        want = (np.stack([np.asarray(band) for band in bands]) - np.array(mean)[:, None, None]) / np.array(std)[
+            :, None, None
+        ]
+        torch.testing.assert_close(ours.pixels(image), torch.from_numpy(want).float(), rtol=0, atol=1e-5)
 
 
 def _written(folder: Path, said: dict[str, Any]) -> Path:
@@ -148,6 +178,9 @@ def test_hostile_files_are_refused(data: bytes, named: str, tmp_path: Path) -> N
         ("MllamaImageProcessor", {"max_image_tiles": 0}, "max_image_tiles"),
         ("Qwen2VLImageProcessor", {"max_pixels": 2**40}, "max_pixels"),
         ("Qwen2VLImageProcessor", {"min_pixels": 9000, "max_pixels": 8000}, "max_pixels"),
+        ("DINOv3ViTImageProcessor", {"resample": 1}, "resample"),
+        ("DINOv3ViTImageProcessor", {"do_rescale": False}, "do_rescale"),
+        ("DINOv3ViTImageProcessor", {"do_center_crop": True}, "do_center_crop"),
         ("Qwen2VLImageProcessor", {"patch_size": 0}, "patch_size"),
         ("Qwen2VLImageProcessor", {"do_resize": False}, "do_resize"),
     ],

@@ -20,6 +20,7 @@ from asbuilt.spec import (
     Block,
     Branch,
     CentredConvolution,
+    Centres,
     ClampedGate,
     Classifier,
     ClusterHead,
@@ -90,6 +91,7 @@ BRANCH = Branch(name="ffn", body=BODY)
 OTHER = Branch(name="ffn", body=replace(BODY, d_model=5))
 HEAD = Head(d_model=11, n_vocab=5)
 PATCHES = PatchEmbedding(image_size=7, patch_size=3, d_model=5)
+REGISTERS = ((-1, "first"), (1.0, "first"), (True, "first"), (2, "none"), (2, "last"))
 PROJECTOR = MLPProjector(widths=(20, 11), activation="gelu", merge=2)
 POOLED = PooledProjector(d_in=5, d_out=11, n_side=5, pool=2, norm=RMSNorm(d=5))
 SEEN = Vision(tower=tower(3), projector=MLPProjector(widths=(7, 11), activation="gelu"), placeholder=1)
@@ -349,6 +351,11 @@ REFUSED: list[tuple[Part, dict[str, Any], str]] = [
     (PATCHES, {"channels": 0}, "channels"),
     (PATCHES, {"image_size": 0}, "image_size"),
     (PATCHES, {"class_token": "middle"}, "class_token"),
+    *((PATCHES, {"n_registers": n, "class_token": where}, "n_registers") for n, where in REGISTERS),
+    *((Centres(n_side=2, n_before=1), {name: -1}, name) for name in ("n_side", "n_before")),
+    (Rotary(d_rotary=8, axes=Centres(n_side=2, n_before=0)), {"d_rotary": 6}, "d_rotary"),
+    (Rotary(d_rotary=8, axes=Centres(n_side=2, n_before=0)), {"grid": 2}, "axes"),
+    (Rotary(d_rotary=8, axes=Centres(n_side=2, n_before=0)), {"scaling": LinearScaling(factor=2.0)}, "scaling"),
     (Classifier(d_model=5, n_labels=3), {"n_labels": 0}, "n_labels"),
     (Classifier(d_model=5, n_labels=3), {"labels": "highest"}, "labels"),
     (Classifier(d_model=5, n_labels=3), {"labels": "span"}, "n_labels"),

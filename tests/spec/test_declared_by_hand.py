@@ -782,6 +782,9 @@ def test_patches_and_what_reads_them() -> None:
     assert held(replace(patches, bias=True)) == matrix | bias
     for where in ("first", "last"):
         assert held(replace(patches, class_token=where)) == matrix | {"class_token": ((5,), "bias")}
+    three = replace(patches, class_token="first", n_registers=3)
+    assert held(three) == matrix | {"class_token": ((5,), "bias"), "registers": ((3, 5), "bias")}
+    assert (three.n_tokens, three.n_added, multiplied(three)) == (8, 4, multiplied(patches))
     assert multiplied(patches) == {"weight": (12, 18, 5, 1)}
     assert [each.product.one_gradient for each in cost.products(patches, RUN)] == [True]
     assert kept(patches) == {"input": 12 * 18}

@@ -155,7 +155,14 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "GridConvolution": {"stride": 1, "apart": False, "bias": False, "activated": False},
     "PixelConvolution": {"stride": 1, "apart": False, "bias": False, "activated": False},
     "InvertedResidual": {"scaled": False, "added": False},
-    "ConvolvedPatches": {"channels": 3, "bias": False, "centred": False, "class_token": "none", "mask_token": False},
+    "ConvolvedPatches": {
+        "channels": 3,
+        "bias": False,
+        "centred": False,
+        "class_token": "none",
+        "n_registers": 0,
+        "mask_token": False,
+    },
     "Hearing": {"filled": False},
     "MixtureOfExperts": {
         "gating": "gated",
@@ -188,6 +195,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "bias": False,
         "centred": False,
         "class_token": "none",
+        "n_registers": 0,
         "mask_token": False,
         "frames": 1,
     },
@@ -196,7 +204,14 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "Plane": {"alternating": False, "staggered": False, "timed": False},
     "GridVision": {"keep_class": False, "both_ways": False, "in_windows": False, "prefix": False},
     "Sections": {"interleaved": False},
-    "PatchEmbedding": {"channels": 3, "bias": False, "centred": False, "class_token": "none", "mask_token": False},
+    "PatchEmbedding": {
+        "channels": 3,
+        "bias": False,
+        "centred": False,
+        "class_token": "none",
+        "n_registers": 0,
+        "mask_token": False,
+    },
     "Pooler": {"activation": "tanh"},
     "PerLayerEmbedding": {"scale": 1.0, "project_scale": 1.0, "sum_scale": 1.0},
     "PooledProjector": {"scale": 1.0, "standardised": False},
@@ -224,6 +239,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "bias": False,
         "centred": False,
         "class_token": "first",
+        "n_registers": 0,
         "mask_token": False,
         "multiple": 8,
     },
@@ -737,3 +753,4 @@ def test_a_tied_head_is_as_wide_as_its_table_and_patches_are_counted_with_their_
     assert isinstance(patches, spec.PatchEmbedding)
     assert (patches.n_patches, patches.n_tokens) == (196, 197)
     assert replace(patches, class_token="none").n_tokens == 196
+    assert replace(patches, n_registers=4).n_tokens == 201

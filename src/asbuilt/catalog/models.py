@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         deepseek,
         deepseek_v4,
         dinov2,
+        dinov3_vit,
         exaone4,
         falcon,
         gemma,
@@ -1591,6 +1592,33 @@ def _dinov2_base() -> Model:
 DINOV2_SOURCE = "Oquab et al. 2023, arXiv 2304.07193; config of facebook/dinov2-base"
 ROWS["dinov2-base"] = Entry(
     name="dinov2-base", family="dinov2", source=DINOV2_SOURCE, dtype="float32", make=_dinov2_base
+)
+
+
+def _dinov3(name: str, **sizes: Any) -> Model:  # noqa: ANN401
+    biases = {"bias": True, "value_bias": True, "key_bias": False, "output_bias": True, "mlp_bias": True}
+    images = {"image_size": 224, "patch_size": 16, "n_registers": 4, "theta": 100.0}
+    return dinov3_vit.build(**images, **biases, **sizes, eps=1e-5, name=name)
+
+
+DINOV3_SOURCE = "Simeoni et al. 2025, arXiv 2508.10104; config of facebook/"
+ROWS["dinov3-vits16"] = Entry(
+    name="dinov3-vits16",
+    family="dinov3_vit",
+    source=f"{DINOV3_SOURCE}dinov3-vits16-pretrain-lvd1689m",
+    dtype="float32",
+    make=lambda: _dinov3(
+        "dinov3-vits16", d_model=384, n_layers=12, n_heads=6, d_ff=1536, gated=False, activation="gelu"
+    ),
+)
+ROWS["dinov3-vith16plus"] = Entry(
+    name="dinov3-vith16plus",
+    family="dinov3_vit",
+    source=f"{DINOV3_SOURCE}dinov3-vith16plus-pretrain-lvd1689m",
+    dtype="float32",
+    make=lambda: _dinov3(
+        "dinov3-vith16plus", d_model=1280, n_layers=32, n_heads=20, d_ff=5120, gated=True, activation="silu"
+    ),
 )
 
 

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from asbuilt.spec.positions import Rotary, Sections
+from asbuilt.spec.positions import Centres, Plane, Rotary, Sections
 
 
 class RopeTables(NamedTuple):
@@ -41,6 +41,8 @@ def tables(
     places = positions_BT[:, :, None]
     if rotary.grid is not None:
         places = _on_grid(rotary.grid, positions_BT, inverse.shape[-1])
+    elif isinstance(rotary.axes, Centres):
+        places = _centres(rotary.axes, positions_BT, inverse)
     elif rotary.axes is not None and coordinates_3BT is not None:
         places = _by_axis(rotary, coordinates_3BT)
     angle = places.to(inverse.dtype) * inverse[:, None, :]
@@ -64,9 +66,18 @@ def _on_grid(side: int, positions_BT: Tensor, n_pairs: int) -> Tensor:
     return places.masked_fill((positions_BT >= side**2)[..., None], 0).repeat_interleave(n_pairs // 2, -1)
 
 
+def _centres(axes: Centres, positions_BT: Tensor, like: Tensor) -> Tensor:
+    """Returns the centres of patches, (B or 1, T, n_pairs), row then column from -1 to 1; 0 of tokens around them."""
+    patches = positions_BT - axes.n_before
+    whole = torch.stack((patches // axes.n_side, patches % axes.n_side), -1).to(like.dtype)
+    around = (patches < 0) | (patches >= axes.n_side**2)
+    centres = ((2 * whole + 1) / axes.n_side - 1).masked_fill(around[..., None], 0)
+    return centres.repeat_interleave(like.shape[-1] // 2, -1)
+
+
 def _by_axis(rotary: Rotary, coordinates_3BT: Tensor) -> Tensor:
     """Returns the coordinate that rotates each pair, (B or 1, T, n_pairs)."""
-    assert rotary.axes is not None
+    assert isinstance(rotary.axes, Sections | Plane)
     axes = rotary.axes.axes if isinstance(rotary.axes, Sections) else rotary.axes.axes(rotary.d_rotary // 2)
     return coordinates_3BT[torch.tensor(axes, device=coordinates_3BT.device)].movedim(0, -1)
 

@@ -36,11 +36,13 @@ MOST_TILES = 256
 MOST_ASPECT = 200
 CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 HALF = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
+IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 BILINEAR, BICUBIC = 2, 3  # Pillow's numbers
 FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 # What transformers' classes do where a config is silent: means and deviations, the filter, the size, whether to crop.
 GRIDS = ("Qwen2VLImageProcessor", "Qwen3VLImageProcessor")
 TILED = "MllamaImageProcessor"
+SCALED_FIRST = "DINOv3ViTImageProcessor"
 DEFAULTS: dict[str, tuple[tuple[Sequence[float], Sequence[float]], int, dict[str, int], bool]] = {
     "CLIPImageProcessor": (CLIP, BICUBIC, {"shortest_edge": 224}, True),
     "CLIPFeatureExtractor": (CLIP, BICUBIC, {"shortest_edge": 224}, True),
@@ -49,6 +51,7 @@ DEFAULTS: dict[str, tuple[tuple[Sequence[float], Sequence[float]], int, dict[str
     "ViTImageProcessor": (HALF, BILINEAR, {"height": 224, "width": 224}, False),
     "ViTFeatureExtractor": (HALF, BILINEAR, {"height": 224, "width": 224}, False),
     TILED: (HALF, BILINEAR, {"height": 224, "width": 224}, False),
+    SCALED_FIRST: (IMAGENET, BILINEAR, {"height": 224, "width": 224}, False),
     "Gemma3ImageProcessor": (HALF, BILINEAR, {"height": 224, "width": 224}, False),
     **dict.fromkeys(GRIDS, (CLIP, BICUBIC, {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}, False)),
 }
@@ -92,7 +95,8 @@ class Cut:
 class Preparation:
     """What is done with an image: `size` (height, width), or its `shortest` edge, a centre `crop`, then `cut`.
 
-    With a `tiling` it is resized within its tiles, padded with zeros below and on the right, and cut into them.
+    With a `tiling` it is resized within its tiles, padded with zeros below and on the right, and cut into them. With
+    `scaled_first` its numbers are not rounded to bytes after it is resized.
     """
 
     mean: tuple[float, ...]
@@ -104,6 +108,7 @@ class Preparation:
     crop: tuple[int, int] | None = None
     cut: Cut | None = None
     tiling: Tiling | None = None
+    scaled_first: bool = False
 
     @classmethod
     def read(cls, folder: Path) -> Preparation:
@@ -129,6 +134,8 @@ class Preparation:
             reader.require("do_resize", resizes, "true: images are resized to tiles")
             made["tiling"] = _tiling(reader, size)
         else:
+            if kind == SCALED_FIRST:
+                made["scaled_first"] = _scaled_first(reader, number, crops, made["factor"])
             made |= _resized(reader, size) if resizes else {}
             made["crop"] = _sides(reader, "crop_size", {"height": 224, "width": 224}) if crops else None
         _declare(reader)
@@ -158,7 +165,7 @@ class Preparation:
     def pixels(self, image: Image, tiles: tuple[int, int] | None = None) -> Tensor:
         """Returns one image (C, H, W) in float32: resized, cropped or padded to `tiles`, scaled and normalised."""
         size = self._size(image.height, image.width)
-        if size != (image.height, image.width):
+        if size != (image.height, image.width) and not self.scaled_first:
             image = image.resize((size[1], size[0]), resample=self.resample)  # type: ignore[arg-type]  # pyright: ignore
         if self.crop is not None:
             image = _centre(image, self.crop)
@@ -168,6 +175,8 @@ class Preparation:
             high, wide = (n * self.tiling.side for n in tiles)
             x = F.pad(x, (0, wide - image.width, 0, high - image.height))
         x = x if self.factor is None else x * self.factor
+        if self.scaled_first and size != (image.height, image.width):
+            x = F.interpolate(x[None], size, mode=FILTERS[self.resample], antialias=True)[0]
         mean, std = (torch.tensor(values)[:, None, None] for values in (self.mean, self.std))
         return (x - mean) / std
 
@@ -269,6 +278,14 @@ def _tiling(reader: ConfigReader, usual: Mapping[str, int]) -> Tiling:
     most = reader.size("max_image_tiles", default=4, most=MOST_TILES)
     reader.require("size", high * wide * most <= MOST_RESIZED, f"tiles of at most {MOST_RESIZED:,} pixels together")
     return Tiling(side=high, most=most)
+
+
+def _scaled_first(reader: ConfigReader, resample: int, crops: bool, factor: float | None) -> bool:
+    """Returns true; raises InputError for what transformers computes otherwise where it resizes after scaling."""
+    reader.require("resample", resample in (BILINEAR, BICUBIC), "2 (bilinear) or 3 (bicubic)")
+    reader.require("do_center_crop", not crops, "false: this kind is not cropped")
+    reader.require("do_rescale", factor is not None, "true: images are resized as scaled numbers")
+    return True
 
 
 def _declare(reader: ConfigReader) -> None:

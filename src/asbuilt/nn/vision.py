@@ -39,21 +39,22 @@ class Seen(NamedTuple):
 
 @computes(vision.PatchEmbedding)
 class PatchEmbedding(PartModule):
-    """W x + b of each patch x, and the class token."""
+    """W x + b of each patch x, the class token and registers."""
 
     weight: Tensor
     bias: Tensor | None
     class_token: Tensor | None
+    registers: Tensor | None
 
     def __init__(self, part: vision.PatchEmbedding, path: str) -> None:
         super().__init__(part, path)
         self.part = part
-        for name in ("bias", "class_token"):
+        for name in ("bias", "class_token", "registers"):
             if name not in part.holds():
                 self.register_parameter(name, None)
 
     def forward(self, pixels_NCHW: Tensor, step: Step) -> Tensor:
-        """Returns (N, P, M), with the class token (N, P + 1, M)."""
+        """Returns (N, P, M), with the class token (N, P + 1, M), with R registers (N, 1 + R + P, M)."""
         patches = self.patches(pixels_NCHW.to(self.weight.dtype))
         if self.part.centred:
             patches = 2 * patches - 1
@@ -61,6 +62,8 @@ class PatchEmbedding(PartModule):
         if self.class_token is None:
             return x
         token = self.class_token.expand(len(x), 1, -1)
+        if self.registers is not None:
+            return torch.cat((token, self.registers.expand(len(x), -1, -1), x), 1)
         return torch.cat((token, x) if self.part.class_token == "first" else (x, token), 1)
 
     def patches(self, pixels_NCHW: Tensor) -> Tensor:
@@ -222,7 +225,8 @@ class Vision(Placed):
         x = self.tower.of_images(pixels, kernel, self.part.layers)
         kind = self.tower.spec.embedding.class_token  # type: ignore[union-attr]  # pyright: ignore
         if kind != "none" and not self.part.keep_class:
-            x = (x[:, 1:] if kind == "first" else x[:, :-1]).clone(memory_format=torch.contiguous_format)
+            added = self.tower.spec.embedding.n_added  # type: ignore[union-attr]  # pyright: ignore
+            x = (x[:, added:] if kind == "first" else x[:, :-1]).clone(memory_format=torch.contiguous_format)
         return self.projector(x)
 
     def images(self, pixels: Tensor) -> Tensor:

@@ -368,13 +368,37 @@ class Plane(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Centres(Part):
+    """Half of the pairs are rotated by the row of a patch's centre, the other half by its column, both from -1 to 1.
+
+    Patch (r, c) of a square image is at ((2r + 1) / n_side - 1, (2c + 1) / n_side - 1), whatever its size; both halves
+    have the frequencies 2 pi theta^(-4i/d_rotary). Tokens before and after the patches are not rotated. Simeoni et al.
+    2025, DINOv3 (arXiv 2508.10104).
+    """
+
+    n_side: int
+    """Patches per side of the image."""
+    n_before: int
+    """Tokens before the patches."""
+
+    def __post_init__(self) -> None:
+        require_sizes(self, "n_side")
+        whole = type(self.n_before) is int and 0 <= self.n_before <= LARGEST_SIZE
+        require(self, "n_before", whole, "a whole number of at least 0")
+
+    def frequencies(self, d_rotary: int, theta: float) -> tuple[float, ...]:
+        """Returns radians per unit of each pair's coordinate."""
+        return tuple(2 * math.pi * theta ** (-4 * i / d_rotary) for i in range(d_rotary // 4)) * 2
+
+
+@dataclass(frozen=True, kw_only=True)
 class Rotary(Part):
     """RoPE on the first `d_rotary` numbers of each head.
 
     `pairing` is which two numbers form a pair: `halves` (i, i + d/2), or `adjacent` (2i, 2i + 1). On a square `grid`
     with that many patches per side, the first half of the pairs is rotated by a patch's column and the other half by
     its row, both from 1, and tokens after the patches are not rotated (Agrawal et al. 2024, arXiv 2410.07073). `axes`
-    rotate pairs by different coordinates of a token, in images of any shape.
+    rotate pairs by different coordinates of a token, in images of any shape, or by a patch's centre in square ones.
     """
 
     d_rotary: int
@@ -387,7 +411,7 @@ class Rotary(Part):
     """Scaling of the frequencies for contexts longer than in training."""
     grid: int | None = None
     """Patches per side, if positions are those of a square image."""
-    axes: Sections | Plane | None = None
+    axes: Sections | Plane | Centres | None = None
     """Which coordinate rotates which pair; None for the position in the text."""
 
     def __post_init__(self) -> None:
@@ -428,6 +452,10 @@ class Rotary(Part):
                 self, "d_rotary", self.d_rotary % unit == 0, f"a multiple of {unit}, with pairs for each coordinate"
             )
             require(self, "scaling", self.scaling is None, "none in a plane")
+        if isinstance(self.axes, Centres):
+            allowed = "a multiple of 4, with pairs for rows and columns"
+            require(self, "d_rotary", self.d_rotary % 4 == 0, allowed)
+            require(self, "scaling", self.scaling is None, "none by centres")
 
     @property
     def depends_on_length(self) -> bool:
@@ -467,7 +495,7 @@ class Rotary(Part):
         return 0.1 * math.log(self.scaling.factor) + 1.0 if self.scaling.factor > 1 else 1.0
 
     def inverse_frequencies(self, length: int = 0) -> tuple[float, ...]:
-        """Returns radians per token for each of the d_rotary/2 pairs, for a sequence of `length` tokens."""
+        """Returns radians per token, or unit of a coordinate, for each of the d_rotary/2 pairs, in `length` tokens."""
         return _frequencies(self, self.length_class(length))
 
 
@@ -490,7 +518,7 @@ def read_again(rotaries: tuple[Rotary, ...], past: int, length: int) -> int:
 @lru_cache(maxsize=1024)
 def _frequencies(rotary: Rotary, length: int) -> tuple[float, ...]:
     d, scaling, theta = rotary.d_rotary, rotary.scaling, float(rotary.theta)
-    if isinstance(rotary.axes, Plane):
+    if isinstance(rotary.axes, Plane | Centres):
         return rotary.axes.frequencies(d, theta)
     if rotary.grid is not None:
         return tuple(theta ** (-4 * i / d) for i in range(d // 4)) * 2

@@ -80,6 +80,7 @@ class TilePatches(PatchEmbedding):
         require(self, "tilings", fits and len({*self.tilings}) == len(self.tilings), most)
         require(self, "class_token", self.class_token == "first", "first, for tiles")
         require(self, "mask_token", not self.mask_token, "false, for tiles")
+        require(self, "n_registers", self.n_registers == 0, "0, for tiles")
         alike = {"d_model": self.d_model, "n_tilings": len(self.tilings), "n_tiles": self.n_tiles}
         require(self, "tiles", self.tiles == TileEmbedding(**alike), f"one of {alike}")
         places = TilePositions(n_positions=self.n_places, **alike)

@@ -43,7 +43,9 @@ MOST_STEPS = 8
 class PatchEmbedding(Part):
     """W x + b of each square patch x of a square image, row by row; a learned class token before or after them.
 
-    W is stored as a convolution whose stride is its width; pixels beyond the last whole patch are ignored.
+    Learned registers, which hold nothing of the image, may follow a class token before the patches (Darcet et al. 2023,
+    arXiv 2309.16588). W is stored as a convolution whose stride is its width; pixels beyond the last whole patch
+    are ignored.
     """
 
     kind = "embedding"
@@ -64,6 +66,8 @@ class PatchEmbedding(Part):
     """Whether pixels, from 0 to 1, are mapped to -1 to 1 first."""
     class_token: ClassToken = "none"
     """Position of the learned class token: before the patches, after them, or none."""
+    n_registers: int = 0
+    """Learned register tokens between a class token and the patches."""
     mask_token: bool = False
     """Whether a token that stands for masked patches in pre-training is stored; nothing here reads it."""
 
@@ -72,6 +76,10 @@ class PatchEmbedding(Part):
         require(self, "patch_size", self.patch_size <= self.image_size, f"at most image_size = {self.image_size}")
         require_flags(self, "bias", "centred", "mask_token")
         require_choice(self, "class_token", CLASS_TOKENS)
+        whole = type(self.n_registers) is int and 0 <= self.n_registers <= LARGEST_SIZE
+        require(self, "n_registers", whole, "a whole number of at least 0")
+        first = self.class_token == "first"
+        require(self, "n_registers", first or self.n_registers == 0, "0, unless the class token is first")
 
     @property
     def n_side(self) -> int:
@@ -85,8 +93,13 @@ class PatchEmbedding(Part):
 
     @property
     def n_tokens(self) -> int:
-        """Patches plus the class token."""
-        return self.n_patches + (self.class_token != "none")
+        """Patches, the class token and registers."""
+        return self.n_patches + self.n_added
+
+    @property
+    def n_added(self) -> int:
+        """Tokens that are not patches: the class token and registers."""
+        return (self.class_token != "none") + self.n_registers
 
     @property
     def d_patch(self) -> int:
@@ -94,7 +107,7 @@ class PatchEmbedding(Part):
         return self.channels * self.patch_size**2
 
     def holds(self) -> dict[str, Weight]:
-        """W (d_model, channels, patch_size, patch_size), a bias, the class token and that of masks, if enabled."""
+        """W (d_model, channels, patch_size, patch_size), bias, class token, registers and the token of masks."""
         shape = (self.d_model, self.channels, self.patch_size, self.patch_size)
         vector = Weight(shape=(self.d_model,), role="bias")
         bias = {"bias": vector} if self.bias else {}
@@ -102,6 +115,7 @@ class PatchEmbedding(Part):
             {"weight": Weight(shape=shape, role="matrix")}
             | bias
             | ({"class_token": vector} if self.class_token != "none" else {})
+            | ({"registers": Weight(shape=(self.n_registers, self.d_model), role="bias")} if self.n_registers else {})
             | ({"mask_token": replace(vector, frozen=True)} if self.mask_token else {})
         )
 
@@ -391,8 +405,8 @@ class Vision(Part):
     """Images whose projected patches replace `placeholder` tokens in the embedded text.
 
     The projector reads the stream after `layers` blocks of the tower, or with None the tower's output; the class token
-    is dropped unless `keep_class`. Attention within one image is bidirectional with `both_ways`, otherwise as
-    elsewhere; with `prefix` it is so within all of a text that comes with images, up to what continues it.
+    and registers are dropped unless `keep_class`. Attention within one image is bidirectional with `both_ways`,
+    otherwise as elsewhere; with `prefix` it is so within all of a text that comes with images, up to what continues it.
     """
 
     crosses: ClassVar[bool] = False
@@ -405,7 +419,7 @@ class Vision(Part):
     layers: int | None = None
     """Blocks of the tower that run; None for all, including its norm."""
     keep_class: bool = False
-    """Whether the class token is projected too."""
+    """Whether the class token, and registers after it, are projected too."""
     both_ways: bool = False
     """Whether attention within an image is bidirectional."""
     in_windows: bool = False

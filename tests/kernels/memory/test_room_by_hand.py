@@ -438,6 +438,7 @@ def test_room_of_patches_and_what_reads_them(w: int) -> None:
     for where in ("first", "last"):  # once more, with the class token
         assert room(replace(patches, class_token=where), w) == 3 * 4 * (5 + 18) * w
         assert room(replace(wide, class_token=where), w) == 3 * (4 * 23 + 5 * 23) * w
+    assert room(replace(wide, class_token="first", n_registers=3), w) == 3 * (4 * 23 + 8 * 23) * w
     assert room(Classifier(d_model=5, n_labels=11), w) == 21 * 11 * w
     pooled = Classifier(d_model=5, n_labels=11, transform=Pooler(d_model=5))
     assert room(pooled, w) == (105 + 21 * 11) * w

@@ -371,6 +371,23 @@ class Leading:
 
 
 @dataclass(frozen=True)
+class BesideNone:
+    """A vector stored as one row (1, 1, n), and beside it the rows (1, 0, n) that a model without them has."""
+
+    def stored_shapes(self, built: Sequence[Shape]) -> list[Shape]:
+        """Both shapes."""
+        return [(1, rows, *built[0]) for rows in (1, 0)]
+
+    def load(self, stored: Sequence[T]) -> list[T]:
+        """The vector."""
+        return [stored[0].reshape((-1,))]
+
+    def save(self, built: Sequence[T]) -> list[T]:
+        """The vector, and none of its rows."""
+        return [built[0].reshape((1, 1, -1)), built[0].new_empty((1, 0, built[0].shape[0]))]
+
+
+@dataclass(frozen=True)
 class Flattened:
     """Convolutions of patches stored as matrices; `shape` is the model's, without the first dimension."""
 

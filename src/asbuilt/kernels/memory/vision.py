@@ -25,7 +25,7 @@ class PatchEmbeddingMemory(Memory[PatchEmbedding]):
         return (Saved(name="input", size=run.batch * part.n_patches * part.d_patch),)
 
     def peak_bytes(self, run: Pass) -> int:
-        """The patches and their embeddings, or these and a copy with the class token."""
+        """The patches and their embeddings, or these and a copy with the class token and registers."""
         part = self.part
         made = run.batch * part.n_patches * part.d_model
         beside = run.batch * part.n_tokens * part.d_model if part.class_token != "none" else 0
