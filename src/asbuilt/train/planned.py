@@ -8,7 +8,9 @@ from asbuilt.plan.train import TrainPlan, train
 from asbuilt.spec import Model
 from asbuilt.train.loss import CHUNK
 from asbuilt.train.recipe import Recipe
+from asbuilt.train.settings import Precision
 
+PRODUCTS = {"float32": "fp32", "bfloat16": "bf16"}
 OPTIMIZERS = {"sgd": "sgd-momentum"}  # the plan's name, where it is another
 
 
@@ -32,12 +34,21 @@ def planned(recipe: Recipe, spec: Model, machine: Machine) -> TrainPlan:
         accumulate=step.accumulate,
         optimizer=OPTIMIZERS.get(recipe.optimizer.name, recipe.optimizer.name),
         dtype="fp32",  # of weights, gradients and state; autocast narrows products alone
+        products=PRODUCTS[likely(recipe, machine)],
         checkpointing=step.checkpointing,
         chunked_loss=max(1, -(-targets // rows)),
         lora=tune.rank if tune.adapters else None,
         targets=(tune.targets or None) if tune.adapters else None,
         tokens=float(recipe.run.steps * step.accumulate * targets * ranks),
     )
+
+
+def likely(recipe: Recipe, machine: Machine) -> Precision:
+    """Returns the precision of the run's products; where the run is to choose, the one of the higher rate."""
+    if recipe.step.precision != "auto":
+        return recipe.step.precision
+    faster = machine.rates.get("bf16", 0.0) > machine.rates.get("fp32", 0.0)
+    return "bfloat16" if faster else "float32"
 
 
 def require_planned(recipe: Recipe, ranks: int) -> None:

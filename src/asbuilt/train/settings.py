@@ -10,7 +10,7 @@ from asbuilt.spec.part import Role
 
 Name = Literal["adamw", "adamw-8bit", "adafactor", "muon", "sgd"]
 NAMES: tuple[Name, ...] = get_args(Name)
-Precision = Literal["fp32", "bf16"]
+Precision = Literal["auto", "float32", "bfloat16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 Checkpointing = Literal["none", "selective", "full"]
 CHECKPOINTING: tuple[Checkpointing, ...] = get_args(Checkpointing)
@@ -150,8 +150,10 @@ class Step:
     """Weight of (ln Z)^2 in the loss; 1e-4 is usual."""
     loss_rows: int = 0
     """Targets whose logits are held at once; 0 for as many as have 2^24 logits."""
-    precision: Precision = "fp32"
-    """Dtype of products: fp32, or bf16 by autocast, with weights and optimizer state in fp32."""
+    precision: Precision = "float32"
+    """Of products: float32; bfloat16 by autocast, weights and optimizer state in float32; auto, the faster one here."""
+    compile: bool = False
+    """Whether the blocks are compiled by torch.compile, which needs a C++ compiler."""
     checkpointing: Checkpointing = "none"
     """Activation checkpointing: none, selective or full."""
 

@@ -62,7 +62,7 @@ ASSUMPTIONS = {
 class Options:
     """All settings of a run except the model and the machine; `batch` sequences are one micro-batch of one replica.
 
-    `gradient_dtype` None means `dtype`; `master` keeps an fp32 copy of narrower weights. `targets` None means all
+    `gradient_dtype` None means `dtype`, and so does `products`, the dtype that autocast computes products in; `master` keeps an fp32 copy of narrower weights. `targets` None means all
     matrices of the blocks but the router. `interleave` None is as many chunks of a stage as the run allows. With a
     `utilisation` of the whole step nothing is computed of its time; without, kernels reach `kernel_efficiency`.
     `network` and `host` are bytes/s of one GPU, `price` is of one GPU's hour.
@@ -75,6 +75,7 @@ class Options:
     optimizer: str = "adamw"
     dtype: str = "bf16"
     gradient_dtype: str | None = None
+    products: str | None = None
     master: bool = True
     zero: int = 0
     tp: int = 1
@@ -107,6 +108,7 @@ class Options:
         optimizer(self.optimizer)
         _require_choice("dtype", self.dtype, TRAINED)
         _require_choice("gradient_dtype", self.gradient_dtype or self.dtype, TRAINED)
+        _require_choice("products", self.products or self.dtype, TRAINED)
         _require_choice("checkpointing", self.checkpointing, CHECKPOINTING)
         _require_choice("offload", self.offload, OFFLOADS)
         for name, low, high in NUMBERS:

@@ -298,8 +298,8 @@ def attempt(subject: Subject, machine: Machine, options: Options) -> Trial:
 
 
 def speed_of(machine: Machine, options: Options) -> Speed:
-    """Returns the machine's rate at the run's precision and its links, with the source of each."""
-    rate, precision = machine.rate(options.dtype)
+    """Returns the machine's rate at the precision of the run's products and its links, with the source of each."""
+    rate, precision = machine.rate(options.products or options.dtype)
     network = joining(
         machine,
         options.gpus,

@@ -31,7 +31,8 @@ def run(recipe: Recipe, *, resume: bool = False, report: Report = lambda _: None
     resume = resume or (restarted() and Path(recipe.run.out).is_dir())
     with joined(recipe) as group:
         last = group.agree(partial(beginning, recipe, resume))
-        made = loop.prepare(recipe, partial(divide, group=group))
+        recipe = loop.settled(recipe, None if last is None else Path(last))
+        made = loop.prepare(recipe, partial(divide, group=group), group.agree)
         made.ranks = group
         if last is not None:
             made.position = load_state(Path(last), made.model, made.optimizer)
