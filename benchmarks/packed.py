@@ -207,7 +207,7 @@ def theirs_nats(theirs: Theirs, window: list[int], vocabulary: int) -> float:
         ask = {"prompt": window[:i], "n_predict": 1, "temperature": 0.0, "cache_prompt": True, "n_probs": vocabulary}
         answer = theirs.server.handle_completions(ask)
         answer = json.loads(answer) if isinstance(answer, str) else answer
-        known = {one["id"]: one["logprob"] for one in answer["completion_probabilities"][0]["top_logprobs"]}
+        known = {one["id"]: one["logprob"] for one in answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]}
         total -= known[window[i]]
     return total / (len(window) - 1)
 

@@ -17,13 +17,15 @@ sources=("$root"/native/src/interface.cpp "$root"/native/src/pool.cpp)
 flags=(-std=gnu++17 -O1 -g -fPIC -fvisibility=hidden -fsanitize=address,undefined -fno-sanitize-recover=undefined)
 objects=()
 kinds=(portable)
-# The code for AVX-512 in AVX2 instructions: it is tested where there is none, and not timed.
-[ "$(uname -m)" = x86_64 ] && kinds+=(avx2 avx512) && flags+=(-DHAS_avx2 -DHAS_avx512)
+# The code for AVX-512 in AVX2 instructions, that for tiles in plain ones: tested where there are none.
+[ "$(uname -m)" = x86_64 ] && kinds+=(avx2 avx512 amx) && flags+=(-DHAS_avx2 -DHAS_avx512 -DHAS_amx)
 for kind in "${kinds[@]}"; do
   extra=()
+  source=kernels
   [ "$kind" = portable ] || extra=(-mavx2 -mfma -mf16c)
-  [ "$kind" = avx512 ] && extra+=(-DEMULATED)
-  c++ "${flags[@]}" "${extra[@]}" -Wno-psabi -DKERNELS=$kind -c "$root/native/src/kernels.cpp" -o "$build/$kind.o"
+  [ "$kind" = avx512 ] || [ "$kind" = amx ] && extra+=(-DEMULATED)
+  [ "$kind" = amx ] && source=tiles
+  c++ "${flags[@]}" "${extra[@]}" -Wno-psabi -DKERNELS=$kind -c "$root/native/src/$source.cpp" -o "$build/$kind.o"
   objects+=("$build/$kind.o")
 done
 [ "$(uname -m)" = x86_64 ] && flags+=(-DEMULATED)

@@ -93,34 +93,36 @@ struct Softmax {
   float most[kTall], total[kTall], kept[kTall];
 };
 
-// Turns scores (kTall, kKeys) into weights e^(score - most), 0 for keys that a row does not see, written (kKeys, kTall).
-void weigh(float (&scores)[kTall][kKeys], const int64_t (&seen)[kTall], int64_t n, Softmax& so_far, float* weights) {
+// Turns scores (kTall, kKeys) into weights e^(score - most), 0 for keys that a row does not see.
+void weigh(float (&scores)[kTall][kKeys], const int64_t (&seen)[kTall], int64_t n, Softmax& so_far) {
   constexpr float kNone = -std::numeric_limits<float>::infinity();
+  float before[kTall];
+  std::memcpy(before, so_far.most, sizeof before);
   for (int r = 0; r < kTall; ++r) {
     float* row = scores[r];
     for (int64_t i = std::max<int64_t>(0, std::min(n, seen[r])); i < kKeys; ++i) row[i] = kNone;
-    f8 top = all_of(so_far.most[r]), total = {};
+    f8 top = all_of(before[r]);
     for (int64_t i = 0; i < kKeys; i += 8) {
       const f8 here = load(row + i);
       top = here > top ? here : top;
     }
-    float most = top[0];
-    for (int i = 1; i < 8; ++i) most = top[i] > most ? top[i] : most;
-    so_far.kept[r] = power(so_far.most[r] - most);
-    so_far.most[r] = most;
+    for (int i = 0; i < 8; ++i) so_far.most[r] = top[i] > so_far.most[r] ? top[i] : so_far.most[r];
+  }
+  for (int r = 0; r < kTall; ++r) so_far.kept[r] = power(before[r] - so_far.most[r]);
+  for (int r = 0; r < kTall; ++r) {
+    float *row = scores[r], most = so_far.most[r];
+    f8 total = {};
     for (int64_t i = 0; i < kKeys; ++i) row[i] = power(row[i] - most);
     for (int64_t i = 0; i < kKeys; i += 8) total += load(row + i);
     so_far.total[r] = so_far.total[r] * so_far.kept[r] + sum_of(total);
   }
-  for (int64_t i = 0; i < n; ++i)
-    for (int r = 0; r < kTall; ++r) weights[i * kTall + r] = scores[r][i];
 }
 
 // Tokens first .. last - 1 of one text, for the query heads of one key head.
 void attend_many(const AttendMany& job, int64_t first, int64_t last) {
   const int64_t D = job.d, G = job.group, rows = (last - first) * G, tiles = (rows + kTall - 1) / kTall;
   KeyTile tile(D);
-  std::vector<float> queries(tiles * kTall * D), sums(tiles * kTall * tile.wide_D, 0.0f), weights(kKeys * kTall);
+  std::vector<float> queries(tiles * kTall * D), sums(tiles * kTall * tile.wide_D, 0.0f);
   std::vector<Softmax> softmax(tiles);
   for (int64_t row = 0; row < tiles * kTall; ++row) {
     float* out = &queries[row / kTall * kTall * D + row % kTall];
@@ -140,10 +142,10 @@ void attend_many(const AttendMany& job, int64_t first, int64_t last) {
       alignas(64) float scores[kTall][kKeys];
       for (int64_t at = 0; at < tile.n; at += kColumns) {
         Wide made[kTall][2] = {};
-        tile_of(&queries[t * kTall * D], &tile.keys[at * D], kColumns, D, made);
+        tile_of<1, kTall>(&queries[t * kTall * D], &tile.keys[at * D], kColumns, D, made);
         for (int r = 0; r < kTall; ++r) std::memcpy(&scores[r][at], made[r], sizeof made[r]);
       }
-      weigh(scores, seen, tile.n, softmax[t], weights.data());
+      weigh(scores, seen, tile.n, softmax[t]);
       for (int64_t d = 0; d < tile.wide_D; d += kColumns) {
         Wide made[kTall][2];
         float* here = &sums[t * kTall * tile.wide_D + d];
@@ -151,7 +153,7 @@ void attend_many(const AttendMany& job, int64_t first, int64_t last) {
           made[r][0] = wide(here + r * tile.wide_D) * softmax[t].kept[r];
           made[r][1] = wide(here + r * tile.wide_D + kLanes) * softmax[t].kept[r];
         }
-        tile_of(weights.data(), &tile.values[d], tile.wide_D, tile.n, made);
+        tile_of<kKeys, 1>(scores[0], &tile.values[d], tile.wide_D, tile.n, made);
         for (int r = 0; r < kTall; ++r) std::memcpy(here + r * tile.wide_D, made[r], sizeof made[r]);
       }
     }

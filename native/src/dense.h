@@ -24,14 +24,16 @@ constexpr int64_t kNearColumns = 64;   // columns of W that are unpacked togethe
 
 inline Wide wide(const float* x) { return *reinterpret_cast<const Wide*>(x); }
 
-// y (kTall, kColumns) += a b of n inputs: a (n, kTall), b (n, kColumns) with rows `b_stride` apart.
+// y (kTall, kColumns) += a b of n inputs: a (kTall, n) with rows ROW and inputs INPUT numbers apart, b (n, kColumns) with
+// rows `b_stride` apart.
+template <int ROW, int INPUT>
 inline void tile_of(const float* a, const float* b, int64_t b_stride, int64_t n, Wide (&sums)[kTall][2]) {
-  for (int64_t k = 0; k < n; ++k, a += kTall, b += b_stride) {
+  for (int64_t k = 0; k < n; ++k, a += INPUT, b += b_stride) {
     const Wide left = wide(b), right = wide(b + kLanes);
 #pragma GCC unroll 12
     for (int r = 0; r < kTall; ++r) {
-      sums[r][0] += a[r] * left;
-      sums[r][1] += a[r] * right;
+      sums[r][0] += a[r * ROW] * left;
+      sums[r][1] += a[r * ROW] * right;
     }
   }
 }
@@ -210,7 +212,7 @@ void many_rows(const Packed& w, int64_t first, int64_t last, const float* x, int
           const float* panel = panels + (column - from) * kDepth;
           for (int64_t row = near; row < least(rows, near + kNearRows); row += kTall) {
             Wide sums[kTall][2] = {};
-            tile_of(x + row * w.inputs + k * kTall, panel, kColumns, n, sums);
+            tile_of<1, kTall>(x + row * w.inputs + k * kTall, panel, kColumns, n, sums);
             write_tile(sums, k > 0, bias ? bias + column : nullptr, least(rows - row, kTall),
                        least(until - column, kColumns), y + row * stride + column, stride);
           }

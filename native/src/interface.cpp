@@ -7,6 +7,12 @@
 #include <string>
 #include <vector>
 
+#if defined(HAS_amx) && defined(__linux__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #define KERNELS listed
 #include "formats.h"
 #undef KERNELS
@@ -36,17 +42,54 @@ namespace avx2 {
 extern const Kernels kTable;
 }
 #endif
+#ifdef HAS_amx
+namespace amx {
+extern const ManyRows kTiles;
+}
+#endif
 
 namespace {
+
+#if defined(HAS_amx) && !defined(EMULATED)
+// Whether there are tiles of bfloat16; the system is asked for them, since each process must (Linux).
+bool tiles_usable() {
+#ifdef __linux__
+  unsigned a, b, c, d;
+  constexpr unsigned kTilesAndBfloat16 = 1u << 24 | 1u << 22;
+  constexpr long kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & kTilesAndBfloat16) == kTilesAndBfloat16 &&
+         syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+#endif
+
+#ifdef HAS_amx
+// AVX-512, and tiles for many rows.
+const Kernels* with_tiles() {
+  static const Kernels made = [] {
+    Kernels all = avx512::kTable;
+    all.name = "amx";
+    all.in_16_bits = amx::kTiles;
+    return all;
+  }();
+  return &made;
+}
+#endif
 
 std::vector<const Kernels*> usable() {
   std::vector<const Kernels*> found;
 #ifdef EMULATED
-  found.push_back(&avx512::kTable);
+  found.push_back(with_tiles());  // the others of AVX-512 with it
 #elif defined(HAS_avx512)
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni"))
+      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni")) {
+#ifdef HAS_amx
+    if (tiles_usable()) found.push_back(with_tiles());
+#endif
     found.push_back(&avx512::kTable);
+  }
 #endif
 #ifdef HAS_avx2
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
@@ -66,6 +109,7 @@ constexpr int64_t kBytesOfPiece = 48 << 10;
 
 // From so many rows on matrices are unpacked to float32: blocks multiply in integers below, plain rows one by one.
 constexpr int64_t kManyRows = 48, kManyRowsOfNumbers = 12;
+constexpr int64_t kPiecesOfThread = 8;  // columns are unpacked once where there are so many pieces
 constexpr int64_t kSlab = 768;  // rows of x that are packed at once
 
 struct Product {
@@ -95,27 +139,30 @@ void each_piece(int count, Pieces&& pieces, Work&& work) {
   });
 }
 
-void many_rows(const Kernels& k, const Product& p) {
-  const int64_t inputs = p.matrices[0].inputs;
+void many_rows(const ManyRows& k, const Product& p) {
+  const int64_t inputs = p.matrices[0].inputs, wide = (inputs + k.deep - 1) / k.deep * k.deep;
   static thread_local std::vector<float> packed;
   for (int64_t start = 0; start < p.rows; start += kSlab) {
     const int64_t rows = std::min(kSlab, p.rows - start), tall = k.tall, panels = (rows + tall - 1) / tall;
-    packed.resize(static_cast<size_t>(panels * tall * inputs + 16));
-    float* x = packed.data();
+    packed.resize(static_cast<size_t>(panels * tall * wide + 16));
+    float* x = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(packed.data()) + 63) & ~uintptr_t{63});
     constexpr int64_t kTogether = 4;
     each((panels + kTogether - 1) / kTogether, [&](int64_t i) {
       const int64_t from = i * kTogether * tall, n = std::min(kTogether * tall, rows - from);
-      k.pack_rows(p.x + (start + from) * p.x_stride, n, inputs, p.x_stride, x + from * inputs);
+      k.pack(p.x + (start + from) * p.x_stride, n, inputs, p.x_stride, x + from * wide);
     });
     // a piece is a run of columns, and of rows where there are few columns
-    const int64_t halves = rows >= 384 ? 2 : 1, half = (panels + halves - 1) / halves * tall;
     const auto runs = [&](int i) { return (p.matrices[i].rows + k.columns - 1) / k.columns; };
+    int64_t all = 0;
+    for (int i = 0; i < p.count; ++i) all += runs(i);
+    const int64_t halves = rows >= 384 && all < kPiecesOfThread * threads() ? 2 : 1;
+    const int64_t half = (panels + halves - 1) / halves * tall;
     each_piece(p.count, [&](int i) { return runs(i) * halves; }, [&](int i, int64_t piece) {
       const Packed& w = p.matrices[i];
       const int64_t first = piece / halves * k.columns, row = piece % halves * half;
       if (row < rows)
-        k.many_rows(w, first, std::min(first + k.columns, w.rows), x + row * inputs, std::min(half, rows - row),
-                    p.biases[i], p.outs[i] + (start + row) * p.strides[i], p.strides[i]);
+        k.multiply(w, first, std::min(first + k.columns, w.rows), x + row * wide, std::min(half, rows - row),
+                   p.biases[i], p.outs[i] + (start + row) * p.strides[i], p.strides[i]);
     });
   }
 }
@@ -164,12 +211,13 @@ void few_rows_of_blocks(const Kernels& k, const Product& p) {
 void multiply(const Product& p) {
   const Kernels& k = *chosen();
   const auto blocks = [&](int i) { return p.matrices[i].format < kBlockFormats; };
+  const auto in_float32 = [&](int i) { return p.matrices[i].format == kBlockFormats; };
   for (int i = 0; i < p.count;) {  // runs of matrices of one kind
     int end = i + 1;
-    while (end < p.count && blocks(end) == blocks(i)) ++end;
+    while (end < p.count && blocks(end) == blocks(i) && in_float32(end) == in_float32(i)) ++end;
     const Product part{end - i, p.matrices + i, p.x, p.rows, p.x_stride, p.biases + i, p.outs + i, p.strides + i};
     if (p.rows >= (blocks(i) ? kManyRows : kManyRowsOfNumbers)) {
-      many_rows(k, part);
+      many_rows(in_float32(i) ? k.in_float32 : k.in_16_bits, part);
     } else if (blocks(i)) {
       few_rows_of_blocks(k, part);
     } else {

@@ -483,9 +483,10 @@ void gate(const float* by, int64_t n, float* x) {
 #define TEXT(x) #x
 #define NAME(x) TEXT(x)
 extern const Kernels kTable;
-const Kernels kTable = {NAME(KERNELS), round_rows, packed_groups, packed_tail, unpack_row,
-                        delta_rule,    convolve,   gated_norm,    gated_product, gate,         attend, attend_many,
-                        kTall,         kNearColumns, pack_rows,   many_rows,     widen,        narrow,        few_rows};
+const ManyRows kInFloat32 = {kTall, kNearColumns, 1, pack_rows, many_rows};
+const Kernels kTable = {NAME(KERNELS), round_rows, packed_groups, packed_tail,   unpack_row, delta_rule, convolve,
+                        gated_norm,    gated_product, gate,       attend,        attend_many, kInFloat32, kInFloat32,
+                        widen,         narrow,     few_rows};
 
 }  // namespace KERNELS
 }  // namespace asbuilt

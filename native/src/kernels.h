@@ -65,6 +65,15 @@ struct AttendMany {
   int64_t out_stride;
 };
 
+// Products of many rows of x, packed by `tall` rows with inputs padded to a multiple of `deep`: columns first .. last - 1 of
+// y, `first` a multiple of `columns`. Any format.
+struct ManyRows {
+  int64_t tall, columns, deep;
+  void (*pack)(const float* x, int64_t rows, int64_t inputs, int64_t stride, float* out);
+  void (*multiply)(const Packed& w, int64_t first, int64_t last, const float* x, int64_t rows, const float* bias, float* y,
+                   int64_t stride);
+};
+
 struct Kernels {
   const char* name;
   void (*round_rows)(const float* x, int64_t rows, int64_t inputs, int64_t stride, Rounded* out);
@@ -87,11 +96,7 @@ struct Kernels {
   void (*gate)(const float* gate, int64_t n, float* x);  // x times sigmoid(gate)
   void (*attend)(const Attend& job, int64_t first, int64_t last);  // over keys first .. last - 1
   void (*attend_many)(const AttendMany& job, int64_t first, int64_t last);  // tokens first .. last - 1
-  // Many rows of x, packed by `tall`: columns first .. last - 1 of y, `first` a multiple of `columns`. Any format.
-  int64_t tall, columns;
-  void (*pack_rows)(const float* x, int64_t rows, int64_t inputs, int64_t stride, float* out);
-  void (*many_rows)(const Packed& w, int64_t first, int64_t last, const float* x, int64_t rows, const float* bias,
-                    float* y, int64_t stride);
+  ManyRows in_float32, in_16_bits;  // the second for weights of at most 16 bits
   void (*widen)(int format, const void* from, int64_t n, float* to);
   void (*narrow)(int format, const float* from, int64_t n, void* to);
   // A few rows of x and matrices of plain numbers: rows first .. last - 1 of W.

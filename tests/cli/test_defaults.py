@@ -26,12 +26,9 @@ RUN = {"temperature": 0.0, "repetition_penalty": 1.0, "seed": 0, "device": "cpu"
 WRITTEN = {
     "describe": {"batch": 1, "images": 0, "sounds": 0, "dtype": "bf16"},
     "plan serve": {
-        "chunk": 2048,
+        "engine": "ideal",
         "bandwidth_efficiency": 1.0,
         "compute_efficiency": 1.0,
-        "utilisation": 0.9,
-        "page": True,
-        "block_size": 16,
         "node": 8,
         "network": "50GB/s",
         "memory": "process",
@@ -39,8 +36,7 @@ WRITTEN = {
         "flops": "declared",
         "scores": "causal",
         "count": "floor",
-        "windows": "held",
-        "kernel": "engine",
+        "targets": "expected",
     },
     "plan train": {
         "gpus": 1,

@@ -28,6 +28,7 @@ def test_what_is_assumed_where_nothing_is_said() -> None:
         "count": "floor",
         "windows": "held",
         "kernel": "engine",
+        "targets": "expected",
         "node": 8,
         "network": 50e9,
     }

@@ -16,7 +16,7 @@ from test_serving_by_hand import CONVENTIONS, DENSE, MACHINE, SPARSE, ask, bytes
 from asbuilt.catalog.machine import Machine
 from asbuilt.plan import Conventions, ServePlan, serve
 from asbuilt.plan.precision import cache_bytes, precision
-from asbuilt.plan.serve.ladder import held_tokens
+from asbuilt.plan.serve.pages import Layout, held_tokens
 from asbuilt.spec import Attention, Block, Branch, GatedMLP, LatentAttention, Model, RMSNorm
 from asbuilt.spec.part import Remembered
 
@@ -70,14 +70,14 @@ def test_pages_of_a_window(block: int) -> None:
             lie = [{token // block for token in range(max(0, end - window), end)} for end in ends]
             kept = Remembered(name="k", shape=(3,), window=window)
             most = max(map(len, lie)) * block if block > 1 else min(window, tokens)
-            assert held_tokens(kept, tokens, block, whole=False) == most, (window, tokens)
+            assert held_tokens(kept, tokens, Layout(block=block)) == most, (window, tokens)
             pages = -(-tokens // block)
-            assert held_tokens(kept, tokens, block, whole=True) == pages * block
+            assert held_tokens(kept, tokens, Layout(block=block, whole=True)) == pages * block
     state = Remembered(name="state", shape=(3,), window=1)
     always = Remembered(name="k", shape=(3,))
     for whole in (False, True):
-        assert held_tokens(state, 100, block, whole=whole) == 1  # which is no window
-        assert held_tokens(always, 100, block, whole=whole) == -(-100 // block) * block
+        assert held_tokens(state, 100, Layout(block=block, whole=whole)) == 1  # which is no window
+        assert held_tokens(always, 100, Layout(block=block, whole=whole)) == -(-100 // block) * block
 
 
 NOTHING_CACHED = replace(

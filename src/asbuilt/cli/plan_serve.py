@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from asbuilt.plan import ServePlan
 
 THIS = "this"
+# Conventions that engines set themselves.
+ENGINES_OWN = ("utilisation", "page", "block_size", "windows", "kernel", "reserve")
 LARGEST_FILE = 1 << 24
 SIZES = ("reserve", "overhead", "workspace")
 TIMES = ("latency_target", "first_token_target")
@@ -40,6 +42,7 @@ SWITCHES = (
     "count",
     "windows",
     "kernel",
+    "targets",
     "node",
     "network",
 )
@@ -77,6 +80,13 @@ def _is_machine(word: str) -> bool:
         return False
 
 
+def _default(name: str) -> str:
+    """Returns the default of a convention that engines set, as the help has it."""
+    value = getattr(Conventions, name)
+    shown = {True: "page", False: "no-page"}.get(value, value) if isinstance(value, bool) else value
+    return f"[default: {shown}, or the engine's]"
+
+
 def _convention_options(command: Callable[..., None]) -> Callable[..., None]:
     """Adds an option for each convention, with the meaning of its values in the help."""
     for name in reversed(CHOICES):
@@ -84,9 +94,9 @@ def _convention_options(command: Callable[..., None]) -> Callable[..., None]:
         command = click.option(
             f"--{name}",
             type=click.Choice(CHOICES[name]),
-            default=getattr(Conventions, name),
-            show_default=True,
-            help=f"{said[0].upper()}{said[1:]}.",
+            default=None if name in ENGINES_OWN else getattr(Conventions, name),
+            show_default=name not in ENGINES_OWN,
+            help=f"{said[0].upper()}{said[1:]}." + (f"  {_default(name)}" if name in ENGINES_OWN else ""),
         )(command)
     return command
 
@@ -114,7 +124,16 @@ def _convention_options(command: Callable[..., None]) -> Callable[..., None]:
     help="Tokens per user: 8192, 128k (128,000), 128K (131,072); by default 8192, or the model's context if shorter.",
 )
 @click.option("--prompt", type=Tokens(), help="Tokens of the prompt whose first token is timed; by default one chunk.")
-@click.option("--chunk", type=Tokens(), default=CHUNK, show_default=True, help="Tokens per prefill chunk.")
+@click.option("--chunk", type=Tokens(), help=f"Tokens per prefill chunk.  [default: {CHUNK}, or the engine's]")
+@click.option(
+    "--engine",
+    metavar="NAME",
+    default="ideal",
+    show_default=True,
+    help="Plan what this engine does: ideal (the conventions alone), vllm-0.19, vllm-0.11, sglang, tensorrt-llm, "
+    "llama.cpp, or asbuilt. It sets memory, chunk, pages, windows and the sampler where no option does.",
+)
+@click.option("--max-num-seqs", type=int, help="The most sequences that run at once.  [default: the engine's]")
 @click.option("--users", "--batch", "users", type=int, help="Concurrent users; by default as many as fit.")
 @click.option(
     "--dtype",
@@ -151,15 +170,13 @@ def _convention_options(command: Callable[..., None]) -> Callable[..., None]:
     "--utilisation",
     "utilisation",
     type=float,
-    default=Conventions.utilisation,
-    show_default=True,
-    help="Fraction of memory that is used.",
+    help=f"Fraction of memory that is used.  {_default('utilisation')}",
 )
 @click.option("--reserve-size", "--reserve", "reserve", metavar="SIZE", help="Memory kept free beyond that.")
 @click.option("--overhead", metavar="SIZE", help="One figure that replaces activations, logits and workspace.")
 @click.option("--workspace", metavar="SIZE", help="CUDA graphs and libraries; by default 1GiB, nothing on a CPU.")
-@click.option("--page/--no-page", default=Conventions.page, show_default=True, help="Whether the cache is paged.")
-@click.option("--block-size", type=int, default=Conventions.block_size, show_default=True, help="Tokens per page.")
+@click.option("--page/--no-page", default=None, help=f"Whether the cache is paged.  {_default('page')}")
+@click.option("--block-size", type=int, help=f"Tokens per page.  {_default('block_size')}")
 @click.option(
     "--node",
     type=int,
@@ -241,7 +258,8 @@ def _machine(name: str) -> Machine:
     return this_machine(say=lambda text: warn(f"{text} ..."), warn=lambda text: warn(f"warning: {text}"))
 
 
-def _conventions(options: dict[str, Any]) -> Conventions:
+def _conventions(options: dict[str, Any]) -> dict[str, Any]:
+    """Returns the conventions that were given; the others are the engine's."""
     from asbuilt.catalog.quantities import parse_bytes
 
     said = {name: options.pop(name) for name in SWITCHES}
@@ -250,7 +268,7 @@ def _conventions(options: dict[str, Any]) -> Conventions:
             zero = said[name].strip() in ("0", "0GB", "0GiB")
             said[name] = 0.0 if zero else parse_bytes(said[name], name)
     said["network"] = parse_bytes(said["network"], "network", per_second=True)
-    return Conventions(**{name: value for name, value in said.items() if value is not None})
+    return {name: value for name, value in said.items() if value is not None}
 
 
 def _times(options: dict[str, Any]) -> dict[str, Any]:

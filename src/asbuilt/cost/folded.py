@@ -294,12 +294,12 @@ class Folded:
         )
 
     def cache_numbers(
-        self, tokens: int, kept: Callable[[Remembered, int], int] = Remembered.tokens_kept
+        self, tokens: int, kept: Callable[[Remembered, int], Number] = Remembered.tokens_kept
     ) -> CacheNumbers:
         """Returns how many numbers the cache of one sequence has; `kept` returns for how many tokens."""
-        found = {None: 0, "float32": 0}
-        vectors: dict[int, int] = {}
-        states = 0
+        found: dict[str | None, Number] = {None: 0, "float32": 0}
+        vectors: dict[int, Number] = {}
+        states: Number = 0
         for node, r in self.remembered:
             count = node.count * kept(r, tokens)
             found[r.dtype] += count * r.size
@@ -307,7 +307,12 @@ class Folded:
                 states += count * r.size
             elif r.dtype is None:
                 vectors[r.width] = vectors.get(r.width, 0) + count * (r.size // r.width)
-        return CacheNumbers(cached=found[None], float32=found["float32"], vectors=tuple(vectors.items()), states=states)
+        return CacheNumbers(
+            cached=int(found[None]),
+            float32=int(found["float32"]),
+            vectors=tuple((width, int(many)) for width, many in vectors.items()),
+            states=int(states),
+        )
 
     def step(self, run: Pass, kv_bytes: Number | CacheFormat) -> dict[Kind, RunCost]:
         """Returns the traffic and FLOPs of one pass, by kind of part; `kv_bytes` are those of one cached number.

@@ -93,7 +93,7 @@ class DeviceStage:
 
     stage: Stage
     folds: Folded
-    held: dict[tuple[int, int, bool], CacheNumbers] = field(default_factory=dict)
+    held: dict[tuple[int, object], CacheNumbers] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -103,6 +103,7 @@ class Device:
     stages: tuple[DeviceStage, ...]
     own: Part
     _peak_bytes: dict[tuple[int, int, Kernel, int], int] = field(default_factory=dict)
+    _kept: dict[tuple[int, int, int], tuple[int, int]] = field(default_factory=dict)
 
     def peak_bytes(self, chunk: int, context: int, kernel: Kernel, width: int) -> int:
         """Returns the peak bytes while a sequence is prefilled chunk by chunk, with logits of its last token.
@@ -120,6 +121,16 @@ class Device:
             )
             self._peak_bytes[key] = max(map(memory(self.own).peak_bytes, runs))
         return self._peak_bytes[key]
+
+    def kept(self, chunk: int, positions: int, width: int) -> tuple[int, int]:
+        """Returns the bytes of tables for `positions`, and of workspaces for passes of `chunk` tokens."""
+        key = (chunk, positions, width)
+        if key not in self._kept:
+            run = Pass(tokens=chunk, logits="last", kernel="engine", width=width)
+            seen = {(part, here) for _, part, here in runs(self.own, run)}
+            tables = sum(memory(part).resident(positions, width) for part in {part for part, _ in seen})
+            self._kept[key] = tables, max(memory(part).workspace(here) for part, here in seen)
+        return self._kept[key]
 
 
 def device(spec: Model, layout: Placement, precision: Precision) -> Device:

@@ -129,6 +129,13 @@ class MixtureOfExpertsMemory(MappedMemory[MixtureOfExperts]):
         routed = chosen + latent + max(inside, outward, gathered, stream + latent) + beside
         return max(memory(part.router).peak_bytes(run), counted, routed, shared)
 
+    def workspace(self, run: Pass) -> int:
+        """The two buffers of fused experts: rows at the hidden or the stream's width, and gate and up or results."""
+        part = self.part
+        rows, both = run.rows * part.top_k, part.d_ff if part.gating == "none" else 2 * part.d_ff
+        numbers = rows * (max(part.d_ff, part.d_expert) + max(both, part.d_expert))
+        return numbers * run.width
+
     def _shared_peak(self, shared: MLP | GatedMLP, stream: int, run: Pass) -> int:
         """Returns the bytes of the shared expert, with its normalised input, beside the routed experts' result."""
         normed = stream if self.part.shared_norm is not None else 0

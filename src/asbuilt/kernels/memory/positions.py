@@ -42,6 +42,10 @@ class RotaryMemory(Memory[Rotary]):
         """The RoPE tables, which stay for the whole pass."""
         return 2 * run.tokens * self.part.d_rotary * run.width
 
+    def resident(self, tokens: int, width: int) -> int:
+        """Cosines and sines of every position, once for each pair of numbers."""
+        return tokens * self.part.d_rotary * width
+
 
 @memory_of(QueryTemperature)
 class QueryTemperatureMemory(Memory[QueryTemperature]):

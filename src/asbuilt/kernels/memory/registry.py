@@ -90,6 +90,14 @@ class Memory(Generic[P]):
         """Returns the peak bytes while the part runs without gradients, its input excluded."""
         return 0
 
+    def resident(self, tokens: int, width: int) -> int:
+        """Returns the bytes of tables for sequences of `tokens` that an engine keeps; equal parts share them."""
+        return 0
+
+    def workspace(self, run: Pass) -> int:
+        """Returns the bytes, among those of the peak, that some engines keep for all parts between passes."""
+        return 0
+
     def mask_peak(self, run: Pass) -> tuple[str, int, int] | None:
         """Returns a mask's name, its bytes and the extra bytes of building it, or None; each name is built once."""
         return None

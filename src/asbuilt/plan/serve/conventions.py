@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Literal
+from typing import Any, Literal
 
 from asbuilt.catalog.machine import MEMORY_CONVENTIONS, MemoryConvention
 from asbuilt.errors import InputError, one_of
@@ -35,8 +35,9 @@ Embedding = Literal["lookup", "read"]
 FlopsConvention = Literal["declared", "2n", "2n-rounded"]
 Scores = Literal["causal", "full"]
 Count = Literal["floor", "nearest"]
-Windows = Literal["held", "full"]
+Windows = Literal["held", "reserved", "full"]
 AttentionKernel = Literal["engine", "library"]
+Targets = Literal["expected", "minimum"]
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "memory": MEMORY_CONVENTIONS,
@@ -44,8 +45,9 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "flops": ("declared", "2n", "2n-rounded"),
     "scores": ("causal", "full"),
     "count": ("floor", "nearest"),
-    "windows": ("held", "full"),
+    "windows": ("held", "reserved", "full"),
     "kernel": ("engine", "library"),
+    "targets": ("expected", "minimum"),
 }
 MEANING = {
     "memory": {
@@ -73,11 +75,16 @@ MEANING = {
     },
     "windows": {
         "held": "sliding-window layers cache only their window",
+        "reserved": "sliding-window layers cache their window and a chunk, which engines with a hybrid cache reserve",
         "full": "sliding-window layers cache every token, as in engines without a hybrid cache",
     },
     "kernel": {
         "engine": "a serving engine's fused attention: scores are never stored, even with sinks and soft caps",
         "library": "asbuilt's own attention: scores are stored if there are sinks, soft caps or biases",
+    },
+    "targets": {
+        "expected": "targets are compared with expected times, the middle of their range",
+        "minimum": "targets are compared with theoretical minima",
     },
 }
 
@@ -104,6 +111,7 @@ class Conventions:
     count: Count = "floor"
     windows: Windows = "held"
     kernel: AttentionKernel = "engine"
+    targets: Targets = "expected"
     node: int = NODE
     network: float = NETWORK
 
@@ -126,8 +134,11 @@ class Conventions:
 
     def plain(self) -> dict[str, object]:
         """Returns the switches as plain data, with the meaning of times."""
-        switches: dict[str, object] = {field.name: getattr(self, field.name) for field in fields(self)}
-        return switches | {"times": TIMES}
+        return {**self.given(), "times": TIMES}
+
+    def given(self) -> dict[str, Any]:
+        """Returns all switches by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def others(self, names: tuple[str, ...]) -> Iterator[tuple[str, str, Conventions]]:
         """Yields (switch, value, conventions) for every other setting of the named switches, changed one at a time."""

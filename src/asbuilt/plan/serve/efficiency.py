@@ -10,8 +10,8 @@ from asbuilt.catalog.machine import from_calibration
 from asbuilt.errors import InputError
 from asbuilt.plan.placement import Placement
 from asbuilt.plan.precision import precision
+from asbuilt.plan.serve.capacity import Capacity
 from asbuilt.plan.serve.conventions import Conventions
-from asbuilt.plan.serve.ladder import Capacity
 from asbuilt.plan.serve.roofline import Roofline
 from asbuilt.spec import Model
 

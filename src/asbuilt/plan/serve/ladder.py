@@ -3,158 +3,23 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
 
-from asbuilt import cost
-from asbuilt.catalog.machine import Machine
-from asbuilt.cost.folded import CacheNumbers, Folded
-from asbuilt.plan.devices import Device, DeviceStage, device
-from asbuilt.plan.lines import Line
-from asbuilt.plan.placement import Placement
-from asbuilt.plan.precision import Precision, cache_bytes
-from asbuilt.plan.serve.conventions import CPU_WORKSPACE, MEANING, SAMPLER_BYTES, UTILISATION, WORKSPACE, Conventions
-from asbuilt.spec import Model, Pass
-from asbuilt.spec.part import CacheFormat, Remembered
+from asbuilt.cost.folded import CacheNumbers
+from asbuilt.plan.devices import DeviceStage
+from asbuilt.plan.lines import Line, total
+from asbuilt.plan.serve.capacity import Capacity
+from asbuilt.plan.serve.conventions import MEANING, SAMPLER_BYTES, UTILISATION
+from asbuilt.spec.part import CacheFormat
 
-ENDLESS = 2**62
 DECLARED = "declared by the parts"
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Capacity:
-    """What one device of a placement holds besides its weights; figures are per device unless stated otherwise."""
-
-    spec: Model
-    machine: Machine
-    layout: Placement
-    precision: Precision
-    kv_dtype: str
-    chunk: int
-    conventions: Conventions
-
-    @cached_property
-    def device(self) -> Device:
-        """The stages, and one device's part of the model."""
-        return device(self.spec, self.layout, self.precision)
-
-    @cached_property
-    def alone(self) -> Folded:
-        """The folds of the whole model on one device."""
-        return device(self.spec, Placement(), self.precision).stages[0].folds
-
-    @cached_property
-    def kv_bytes(self) -> Fraction | int | CacheFormat:
-        """Bytes of one cached number, or how a format with scales holds numbers."""
-        return cache_bytes(self.kv_dtype, self.precision.activation)
-
-    @cached_property
-    def memory(self) -> int:
-        """Memory of one device in bytes, by convention."""
-        return self.machine.memory_bytes(self.conventions.memory)
-
-    @cached_property
-    def reserve(self) -> int:
-        """Bytes that are not used."""
-        return math.ceil(self.memory * (1 - self.conventions.utilisation) + self.conventions.reserve)
-
-    def activations(self, context: int) -> int:
-        """Returns the peak bytes while a sequence is prefilled chunk by chunk."""
-        kernel = "engine" if self.conventions.kernel == "engine" else "fused"
-        return self.device.peak_bytes(self.chunk, context, kernel, self.precision.width)
-
-    @cached_property
-    def logits(self) -> int:
-        """Bytes per sequence of logits in the activations' dtype, their float32 copy, and probabilities."""
-        one = Pass(tokens=1, width=self.precision.width)
-        return cost.logits_bytes(self.spec, one) // self.precision.width * (self.precision.width + SAMPLER_BYTES)
-
-    @cached_property
-    def workspace(self) -> int:
-        """Bytes for graphs and libraries."""
-        if self.conventions.workspace is not None:
-            return math.ceil(self.conventions.workspace)
-        return CPU_WORKSPACE if self.machine.kind == "cpu" else WORKSPACE
-
-    def fixed(self, stage: DeviceStage, context: int) -> int:
-        """Returns the bytes needed regardless of the number of users of `context` tokens."""
-        weights = stage.folds.total_bytes
-        if self.conventions.overhead is not None:
-            return self.reserve + weights + math.ceil(self.conventions.overhead)
-        return self.reserve + weights + self.activations(context) + self.workspace
-
-    def scratch(self, stage: DeviceStage) -> int:
-        """Returns the bytes of logits and sampler per sequence."""
-        return self.logits if stage.stage.last and self.conventions.overhead is None else 0
-
-    def numbers(self, stage: DeviceStage, context: int) -> CacheNumbers:
-        """Returns the cached numbers of one sequence in this stage, paged and windowed by convention."""
-        block = self.conventions.block_size if self.conventions.page else 1
-        return held_numbers(stage, context, block, whole=self.conventions.windows == "full")
-
-    def per_user(self, stage: DeviceStage, context: int) -> int:
-        """Returns the cache bytes of one sequence of `context` tokens in this stage."""
-        return math.ceil(self.numbers(stage, context).nbytes(self.kv_bytes))
-
-    def in_group(self, stage: DeviceStage, context: int) -> int | float:
-        """Returns how many sequences one group fits in this stage, rounded by convention; infinite without a cache."""
-        left = self.memory - self.fixed(stage, context)
-        each = self.per_user(stage, context) + self.scratch(stage)
-        if left < 0:
-            return 0
-        if not each:
-            return math.inf
-        return left // each if self.conventions.count == "floor" else int(Fraction(left, each) + Fraction(1, 2))
-
-    def tightest(self, context: int) -> DeviceStage:
-        """Returns the stage that fits the fewest sequences."""
-        if len(self.device.stages) == 1:
-            return self.device.stages[0]
-        return min(self.device.stages, key=lambda s: (self.in_group(s, context), self.memory - self.fixed(s, context)))
-
-    def holds_weights(self, context: int) -> bool:
-        """Returns whether every stage fits what it needs regardless of users."""
-        return all(self.fixed(stage, context) <= self.memory for stage in self.device.stages)
-
-    def users(self, context: int) -> int | float:
-        """Returns how many sequences of `context` tokens fit on all devices together."""
-        return self.in_group(self.tightest(context), context) * self.layout.replicas
-
-    def weight_bytes(self) -> int:
-        """Weight bytes of the fullest device."""
-        return max(stage.folds.total_bytes for stage in self.device.stages)
-
-
-def held_numbers(stage: DeviceStage, context: int, block: int, *, whole: bool) -> CacheNumbers:
-    """Returns the cached numbers of one sequence in a stage, in pages of `block` tokens."""
-    key = (context, block, whole)
-    if key not in stage.held:
-        if len(stage.held) > 1000:
-            stage.held.clear()
-        stage.held[key] = stage.folds.cache_numbers(context, lambda r, n: held_tokens(r, n, block, whole=whole))
-    return stage.held[key]
-
-
-def held_tokens(r: Remembered, tokens: int, block: int, *, whole: bool) -> int:
-    """Returns for how many tokens an engine with pages of `block` tokens stores `r`; with `whole`, beyond its window.
-
-    A window of w tokens spans at most ceil((w-1)/block) + 1 pages, the first of which is only partly needed.
-    """
-    longest = r.tokens_kept(ENDLESS)
-    entries = math.ceil(tokens / r.every)
-    pages = math.ceil(entries / block)
-    if longest <= 1 or block == 1:  # a state has no pages
-        return entries if whole and longest > 1 else r.tokens_kept(tokens)
-    if not whole:
-        pages = min(pages, math.ceil((longest - 1) / block) + 1)
-    return pages * block
 
 
 def ladder(capacity: Capacity, context: int, users: int) -> tuple[Line, ...]:
     """Returns the lines from device memory to cache for a device of the tightest stage, with `users` in its group."""
     stage = capacity.tightest(context)
-    lines = [_memory(capacity), _reserve(capacity), _weights(capacity, stage)]
+    spent = capacity.spent(stage, context)
+    lines = [_memory(capacity), _reserve(capacity, spent), _weights(capacity, stage)]
     if capacity.conventions.overhead is not None:
         overhead = math.ceil(capacity.conventions.overhead)
         lines.append(
@@ -166,6 +31,8 @@ def ladder(capacity: Capacity, context: int, users: int) -> tuple[Line, ...]:
                 source="given: one figure for activations, logits and workspace",
             )
         )
+    elif capacity.engine.profiled:
+        lines += [_buffers(capacity, stage), _profiled(capacity, stage, context), _outside(capacity, spent)]
     else:
         lines += [_activations(capacity, context), _logits(capacity, stage, users), _workspace(capacity)]
     numbers = {line.name: line.value for line in lines}
@@ -194,17 +61,69 @@ def _memory(capacity: Capacity) -> Line:
     return Line(name="device memory", value=capacity.memory, formula=formula, numbers=numbers, source=source, note=note)
 
 
-def _reserve(capacity: Capacity) -> Line:
-    c = capacity.conventions
+def _reserve(capacity: Capacity, spent: dict[str, int]) -> Line:
+    c, engine = capacity.conventions, capacity.engine
+    of = {
+        "total": {},
+        "free": {name: spent[name] for name in ("outside PyTorch",) if name in spent},
+        "left": {name: nbytes for name, nbytes in spent.items() if name != "reserve"},
+    }[engine.base if c.overhead is None else "total"]
+    numbers = {"device memory": capacity.memory, **of}
+    room = " − ".join(f"{{{name}}}" for name in numbers)
+    usual = "an assumption, the default of engines" if c.utilisation == UTILISATION else "given"
+    own = usual if "utilisation" in capacity.given.conventions else engine.sources.get("utilisation", usual)
     return Line(
         name="reserve",
-        value=capacity.reserve,
-        formula="ceil({device memory} × (1 − {utilisation}) + {kept free})",
-        numbers={"device memory": capacity.memory, "utilisation": c.utilisation, "kept free": c.reserve},
-        source="utilisation: an assumption, the default of engines"
-        if c.utilisation == UTILISATION
-        else "utilisation: given",
+        value=spent["reserve"],
+        formula=f"ceil(max(0, {room}) × (1 − {{utilisation}}) + {{kept free}})"
+        if of
+        else "ceil({device memory} × (1 − {utilisation}) + {kept free})",
+        numbers=numbers | {"utilisation": c.utilisation, "kept free": c.reserve},
+        source=f"utilisation: {own}",
+        note="" if engine.counts_activations else "activations and graphs come from it",
     )
+
+
+def _buffers(capacity: Capacity, stage: DeviceStage) -> Line:
+    return total("buffers", capacity.buffers(stage), source=_sources(capacity, "keeps", "vocabulary"))
+
+
+def _sources(capacity: Capacity, *names: str) -> str:
+    found = capacity.engine.sources
+    return "; ".join(found[name] for name in names if name in found)
+
+
+def _profiled(capacity: Capacity, stage: DeviceStage, context: int) -> Line:
+    """Returns the activations as the engine profiles them, 0 if it leaves them to the reserve."""
+    engine, p = capacity.engine, capacity.profiled(stage, context)
+    if not engine.counts_activations:
+        note = f"about {p.nbytes / 2**30:.2f} GiB, from the reserve"
+        return Line(name="activations", value=0, formula="0", source=engine.sources["activations"], note=note)
+    sequences = capacity.chunk if engine.samples == "chunk" else min(capacity.sequences or 1, capacity.chunk)
+    bigger = "the sampler's are larger" if p.sampling > p.forward else "the chunk's are larger"
+    return Line(
+        name="activations",
+        value=p.nbytes,
+        formula="max({busiest moment of a chunk}, {hidden states} + {sampler} + {workspaces of experts})"
+        " + {from the stage before} + {library}",
+        numbers={
+            "busiest moment of a chunk": p.forward,
+            "hidden states": p.hidden,
+            "sampler": p.sampler,
+            "workspaces of experts": p.workspace,
+            "from the stage before": p.incoming,
+            "library": p.library,
+        },
+        source=_sources(capacity, "activations", "sampler", "library"),
+        note=f"chunks of {capacity.chunk:,} tokens, {sequences:,} sequences sampled at once: {bigger}",
+    )
+
+
+def _outside(capacity: Capacity, spent: dict[str, int]) -> Line:
+    given = capacity.conventions.workspace is not None
+    value = spent["outside PyTorch"]
+    source = "given" if given else _sources(capacity, "outside", *(("joined",) if capacity.layout.wide > 1 else ()))
+    return Line(name="outside PyTorch", value=value, formula="{allowance}", numbers={"allowance": value}, source=source)
 
 
 def _weights(capacity: Capacity, stage: DeviceStage) -> Line:

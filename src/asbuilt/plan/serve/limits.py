@@ -57,19 +57,20 @@ class Goal:
 
     def meets_targets(self, roofline: Roofline, context: int, users: int) -> bool:
         """Returns whether the step of `users` sequences and the first token of one meet their targets."""
-        if self.latency is not None and roofline.decode(users, context).seconds > self.latency:
+        judged = roofline.judged
+        if self.latency is not None and judged.decode(users, context).seconds > self.latency:
             return False
         prompt = self.prompt_at(roofline, context)
-        return self.first_token is None or roofline.prefill(prompt).seconds <= self.first_token
+        return self.first_token is None or judged.prefill(prompt).seconds <= self.first_token
 
     def met(self, roofline: Roofline, context: int) -> bool:
         """Returns whether the users fit and are served within the targets."""
-        return roofline.capacity.users(context) >= self.users and self.meets_targets(roofline, context, self.users)
+        return roofline.capacity.running(context) >= self.users and self.meets_targets(roofline, context, self.users)
 
 
 def most_users(roofline: Roofline, goal: Goal, context: int) -> int:
     """Returns the largest number of sequences of `context` tokens, up to MOST_USERS, that fit within the targets."""
-    room = int(min(roofline.capacity.users(context), MOST_USERS))
+    room = int(min(roofline.capacity.running(context), MOST_USERS))
     return largest(lambda users: goal.meets_targets(roofline, context, users), room) if goal.timed else room
 
 
@@ -93,17 +94,21 @@ def _with_gpus(roofline: Roofline, count: int) -> Roofline | None:
         layout = place(capacity.spec, gpus=count, tp=None, pp=None, ep=None, node=capacity.conventions.node)
     except InputError:
         return None
-    return _changed(roofline, layout=layout)
+    return _moved(roofline, capacity.machine, layout)
 
 
 def _changed(roofline: Roofline, **changes: Any) -> Roofline:  # noqa: ANN401  fields of its capacity
     return replace(roofline, capacity=replace(roofline.capacity, **changes))
 
 
+def _moved(roofline: Roofline, machine: Machine, layout: Placement) -> Roofline:
+    return replace(roofline, capacity=roofline.capacity.moved(machine, layout))
+
+
 def smallest_card(roofline: Roofline, goal: Goal, context: int) -> Machine | None:
     """Returns the accelerator with the least memory in the catalogue that meets the goal alone."""
     for machine in _by_memory(roofline.conventions.memory):
-        alone = _changed(roofline, machine=machine, layout=Placement())
+        alone = _moved(roofline, machine, Placement())
         if _rated(alone) and goal.met(alone, context):
             return machine
     return None
@@ -170,7 +175,7 @@ def _more(roofline: Roofline, goal: Goal, context: int) -> Iterator[Suggestion]:
         yield _suggestion(f"{count} devices: tp {layout.tp}, pp {layout.pp}", f"--gpus {count}", changed, goal, context)
     card = smallest_card(roofline, goal, context)
     if card is not None and card != roofline.capacity.machine:
-        changed = _changed(roofline, machine=card, layout=Placement())
+        changed = _moved(roofline, card, Placement())
         yield _suggestion(f"one {card.name}", f"--gpu {card.name}", changed, goal, context)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -16,13 +16,16 @@ from asbuilt.plan import render
 from asbuilt.plan.devices import unplanned
 from asbuilt.plan.explain import explain
 from asbuilt.plan.lines import Line
-from asbuilt.plan.network import unlinked
+from asbuilt.plan.network import NODE, unlinked
 from asbuilt.plan.placement import Placement
 from asbuilt.plan.precision import Precision, cache_bytes
 from asbuilt.plan.quantised import mixed, quantised
-from asbuilt.plan.serve import limits, report
-from asbuilt.plan.serve.conventions import CHUNK, MEANING, Conventions
-from asbuilt.plan.serve.ladder import Capacity, cached_tokens, counted, held_numbers, ladder
+from asbuilt.plan.serve import commands, engines, limits, report
+from asbuilt.plan.serve.capacity import Capacity
+from asbuilt.plan.serve.conventions import MEANING, Conventions
+from asbuilt.plan.serve.expected import LEVELS, Level
+from asbuilt.plan.serve.ladder import cached_tokens, counted, ladder
+from asbuilt.plan.serve.pages import held_numbers
 from asbuilt.plan.serve.place import place
 from asbuilt.plan.serve.roofline import Bound, Roofline, Run
 from asbuilt.plan.suggestion import Suggestion
@@ -183,6 +186,16 @@ class ServePlan:
         return None if self.users is None else _caches(self.capacity, self.context)
 
     @cached_property
+    def expected(self) -> dict[Level, tuple[float, float | None]]:
+        """Seconds to the first token and of a step, with low, middle and high efficiencies; the slowest first."""
+        found: dict[Level, tuple[float, float | None]] = {}
+        for level in LEVELS:
+            at = self.roofline.at(level)
+            step = None if self.decode is None else at.decode(self.decode.batch, self.context).seconds
+            found[level] = at.prefill(self.prefill.prompt).seconds, step
+        return found
+
+    @cached_property
     def sweep(self) -> tuple[Decode, ...]:
         """Decode steps at growing batch sizes."""
         return () if self.users is None else tuple(_decode(self.roofline, batch, self.context) for batch in SWEEP)
@@ -201,6 +214,11 @@ class ServePlan:
     def alternatives(self) -> tuple[Alternative, ...]:
         """The answers with other conventions, if different."""
         return () if self.decode is None else _alternatives(self.roofline, self.asked, self.users or 0, self.decode)
+
+    @property
+    def command(self) -> str:
+        """The command line that starts the engine with the plan's values, "" where there is none."""
+        return commands.command(self)
 
     def document(self) -> dict[str, Any]:
         """Returns the plan as plain data, whose keys are never removed."""
@@ -249,7 +267,9 @@ def serve(
     ep: int | None = None,
     context: int | None = None,
     prompt: int | None = None,
-    chunk: int = CHUNK,
+    chunk: int | None = None,
+    engine: str = engines.IDEAL.name,
+    max_num_seqs: int | None = None,
     users: int | None = None,
     dtype: str | Precision | None = None,
     kv_dtype: str | None = None,
@@ -257,41 +277,54 @@ def serve(
     first_token_target: float | None = None,
     bandwidth_efficiency: float = 1.0,
     compute_efficiency: float = 1.0,
-    conventions: Conventions | None = None,
+    conventions: Conventions | Mapping[str, Any] | None = None,
 ) -> ServePlan:
     """Returns the plan of serving `model` on `gpu`; nothing is run.
 
     `model` is a description or a catalogue name, `gpu` a machine or a value of `--gpu`. `users` is the number of
     sequences, None for as many as fit; `context` is in tokens, by default 8,192 or the model's if shorter. `dtype` None
     means as published for a catalogue model, bf16 for a description. Targets are in seconds, and every answer honours
-    them: users, largest batch and context, smallest card and count. Raises InputError naming the invalid argument.
+    them: users, largest batch and context, smallest card and count. `engine` is one of `plan.serve.engines.ENGINES`,
+    whose utilisation, `chunk`, `max_num_seqs` and conventions apply where they are not given; a mapping of conventions
+    changes only those, a `Conventions` all of them. Raises InputError naming the invalid argument.
     """
     row = find(model) if isinstance(model, str) else None
     spec = find(model).spec() if isinstance(model, str) else model
     machine = machines.resolve(gpu) if isinstance(gpu, str) else gpu
+    chosen = engines.find(engine)
+    sizes = chosen.sizes(machine)
+    said = conventions if isinstance(conventions, Mapping) else {} if conventions is None else conventions.given()
+    given = engines.Given(chunk=chunk, sequences=max_num_seqs, conventions=said)
+    sequences = sizes.sequences if max_num_seqs is None else max_num_seqs
+    chunk = sizes.chunk if chunk is None else chunk
     context = min(USUAL_CONTEXT, spec.max_positions) if context is None else context
     if "tokens" not in spec.reads and context != spec.max_positions:
         raise InputError(
             "the number of tokens of an image is fixed", field="context", value=context, allowed=str(spec.max_positions)
         )
     _require(context=(context, LARGEST_CONTEXT), chunk=(chunk, LARGEST_CONTEXT))
+    _require(**{"max-num-seqs": (1 if sequences is None else sequences, LARGEST_USERS)})
     _require(prompt=(1 if prompt is None else prompt, context), users=(1 if users is None else users, LARGEST_USERS))
     if not decodes(spec):  # attention is bidirectional: there is no prefill in chunks
         chunk = max(chunk, context)
     _require_positive(latency_target=latency_target, first_token_target=first_token_target)
     _require_share(bandwidth_efficiency=bandwidth_efficiency, compute_efficiency=compute_efficiency)
-    conventions = conventions or Conventions()
     held = dtype if isinstance(dtype, Precision) else _precision(spec, dtype, row)
     kv = held.kv or held.activation if kv_dtype is None else cost.cache_name(kv_dtype)
     cache_bytes(kv)
+    chosen.rules(machine, Placement(), said)  # refuses what is not allowed, before the placement reads it
+    layout = place(spec, gpus=gpus, tp=tp, pp=pp, ep=ep, node=said.get("node", NODE))
     capacity = Capacity(
         spec=spec,
         machine=machine,
-        layout=place(spec, gpus=gpus, tp=tp, pp=pp, ep=ep, node=conventions.node),
+        layout=layout,
         precision=held,
         kv_dtype=kv,
         chunk=chunk,
-        conventions=conventions,
+        conventions=chosen.rules(machine, layout, said),
+        engine=chosen,
+        sequences=sequences,
+        given=given,
     )
     roofline = Roofline(
         capacity=capacity, bandwidth_efficiency=bandwidth_efficiency, compute_efficiency=compute_efficiency
@@ -340,7 +373,7 @@ def _answer(roofline: Roofline, asked: Asked) -> ServePlan:
     budget = int(steps[-1].value)
     prefill = _prefill(roofline, goal.prompt_at(roofline, context))
     decode = _decode(roofline, batch, context) if tokens else None
-    targets = _targets(goal, prefill, decode)
+    targets = _targets(goal, roofline, asked, batch if tokens else None)
     return ServePlan(
         asked=asked,
         roofline=roofline,
@@ -381,20 +414,20 @@ def _decode(roofline: Roofline, batch: int, context: int) -> Decode:
     )
 
 
-def _targets(goal: limits.Goal, prefill: Prefill, decode: Decode | None) -> dict[str, bool]:
-    met = {}
-    if goal.latency is not None and decode is not None:
-        met["time per token"] = decode.seconds_per_step <= goal.latency
+def _targets(goal: limits.Goal, roofline: Roofline, asked: Asked, batch: int | None) -> dict[str, bool]:
+    met, judged = {}, roofline.judged
+    if goal.latency is not None and batch is not None:
+        met["time per token"] = judged.decode(batch, asked.context).seconds <= goal.latency
     if goal.first_token is not None:
-        met["time to first token"] = prefill.seconds <= goal.first_token
+        met["time to first token"] = judged.prefill(goal.prompt_at(roofline, asked.context)).seconds <= goal.first_token
     return met
 
 
 def _caches(capacity: Capacity, context: int) -> Caches:
     """Returns the caches of the whole model: a cache that is replicated on devices counts once."""
     alone = replace(capacity, layout=Placement()).device.stages[0]
-    numbers, block = alone.folds.cache_numbers(context), capacity.conventions.block_size
-    paged = held_numbers(alone, context, block, whole=capacity.conventions.windows == "full")
+    numbers, c = alone.folds.cache_numbers(context), capacity.conventions
+    paged = held_numbers(alone, context, replace(capacity.pages, block=c.block_size))
     own = capacity.kv_bytes if isinstance(capacity.kv_bytes, CacheFormat) else capacity.precision.width
     return Caches(
         minimum=math.ceil(numbers.nbytes(capacity.kv_bytes)),
@@ -435,6 +468,11 @@ def _warnings(roofline: Roofline, asked: Asked) -> Iterator[str]:
             yield f"{capacity.machine.name} has no {wanted} rate: products run at its {used} rate"
     if capacity.layout.per_copy > 1 and capacity.machine.link is None:
         yield unlinked(capacity.machine)
+    if capacity.graphs > capacity.reserve_left(asked.context):
+        yield (
+            f"{capacity.engine.title} captures CUDA graphs of about {capacity.graphs / 2**30:.2f} GiB after "
+            "allocating the cache, more than the utilisation leaves: lower it"
+        )
     yield from _across_nodes(roofline)
 
 

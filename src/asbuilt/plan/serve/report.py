@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from asbuilt.plan.lines import Line
 from asbuilt.plan.render import Cell, Table
 from asbuilt.plan.serve.conventions import MEANING, TIMES
+from asbuilt.plan.serve.expected import LEVELS, SOURCES, machine_class
 from asbuilt.shown import number, size, time
 from asbuilt.spec.part import CacheFormat
 
@@ -23,6 +24,7 @@ def document(plan: ServePlan) -> dict[str, Any]:
         "model": plan.asked.name,
         "machine": plan.machine.name,
         "layout": _layout(plan),
+        "engine": _engine(plan),
         "dtype": plan.precision.name,
         "kv_dtype": plan.capacity.kv_dtype,
         "context": plan.context,
@@ -42,6 +44,7 @@ def document(plan: ServePlan) -> dict[str, Any]:
         "prefill": {"prompt": plan.prefill.prompt, "seconds": plan.prefill.seconds, "bound": plan.prefill.bound}
         | _run(plan.prefill.run),
         "decode": None if plan.decode is None else _decode(plan.decode) | _run(plan.decode.run),
+        "expected": _expected(plan),
         "sweep": [_decode(step) for step in plan.sweep],
         "knee": plan.knee,
         "targets": plan.targets,
@@ -52,6 +55,33 @@ def document(plan: ServePlan) -> dict[str, Any]:
         "warnings": list(plan.warnings),
         "refused": [dict(zip(("path", "part", "figure", "reason"), row, strict=True)) for row in plan.refused],
     }
+
+
+def _engine(plan: ServePlan) -> dict[str, Any]:
+    """Returns the engine, its values for this machine, and the command that starts it with those of the plan."""
+    engine, c = plan.capacity.engine, plan.capacity
+    return {
+        "name": engine.name,
+        "title": engine.title,
+        "source": engine.source,
+        "chunk": c.chunk,
+        "max_num_seqs": c.sequences,
+        "graphs_bytes": c.graphs,
+        "command": plan.command,
+        "constants": dict(engine.sources),
+    }
+
+
+def _expected(plan: ServePlan) -> dict[str, Any]:
+    """Returns the expected times by level of efficiency, with the efficiencies and their sources."""
+    found: dict[str, Any] = {}
+    for level, (first, step) in plan.expected.items():
+        each = {"prefill_seconds": first, "seconds_per_step": step, "tokens_per_second": None}
+        if step is not None and plan.decode is not None:
+            each["tokens_per_second"] = plan.decode.batch / step
+        found[level] = each | {"efficiencies": plan.roofline.at(level).reached.plain()}
+    given = plan.roofline.at("middle") is plan.roofline
+    return found | {"judged_by": plan.conventions.targets, "sources": {} if given else SOURCES}
 
 
 def _layout(plan: ServePlan) -> dict[str, int]:
@@ -109,6 +139,7 @@ def tables(plan: ServePlan) -> list[Table]:
     found = [
         _answer(plan),
         suggestions(plan),
+        _command(plan),
         _ladder(plan),
         _components(plan),
         _times(plan),
@@ -141,6 +172,13 @@ def _answer(plan: ServePlan) -> Table:
                 "none of the counts tried" if plan.smallest_count is None else f"{plan.smallest_count:,}",
             ),
         ]
+    rows.append((f"expected time to first token, prompt of {plan.prefill.prompt:,}", _range(plan, 0)))
+    if plan.decode is not None:
+        low, middle, high = (plan.decode.batch / (plan.expected[level][1] or 1) for level in LEVELS)
+        rows += [
+            (f"expected time per token, batch {plan.decode.batch:,}", _range(plan, 1)),
+            ("expected tokens/s", f"{number(middle, 4)} ({number(low, 4)} to {number(high, 4)})"),
+        ]
     rows.append((f"minimum time to first token, prompt of {plan.prefill.prompt:,}", _time(plan.prefill)))
     if plan.decode is not None:
         rows += [
@@ -151,6 +189,12 @@ def _answer(plan: ServePlan) -> Table:
             ),
         ]
     return Table(plan.title, ("", "answer"), rows)
+
+
+def _range(plan: ServePlan, which: int) -> str:
+    """Returns the middle of the expected times and the fastest and slowest."""
+    slow, middle, fast = (plan.expected[level][which] or 0 for level in LEVELS)
+    return f"{time(middle)} ({time(fast)} to {time(slow)})"
 
 
 def _users(plan: ServePlan) -> str:
@@ -184,6 +228,12 @@ def _ladder(plan: ServePlan) -> Table:
         value = size(line.value) if line.unit == "bytes" else line.unit
         rows.append((line.name, int(line.value), value, "; ".join(filter(None, (line.symbols, line.note)))))
     return Table("Memory of one device", ("line", "value", "", "from"), rows, drop=("from",))
+
+
+def _command(plan: ServePlan) -> Table:
+    """Returns the command that starts the engine; no rows where there is none."""
+    rows = [(plan.command,)] if plan.command else []
+    return Table(f"To start {plan.capacity.engine.title} with these values", ("command",), rows)
 
 
 def _components(plan: ServePlan) -> Table:
@@ -292,12 +342,15 @@ def _assumed(plan: ServePlan) -> Table:
     """Returns the assumptions, each with the option that changes it."""
     c, capacity = plan.conventions, plan.capacity
     rows: list[tuple[Cell, ...]] = [
-        ("times", TIMES, "--bandwidth-efficiency, --compute-efficiency"),
+        ("minimum times", TIMES, "--bandwidth-efficiency, --compute-efficiency"),
+        ("expected times", _assumption(plan), "--bandwidth-efficiency, --compute-efficiency, --efficiency"),
+        ("targets", MEANING["targets"][c.targets], "--targets"),
         (
             "memory",
             f"{MEANING['memory'][c.memory]}; {c.utilisation:g} of it is used",
             "--memory, --memory-utilisation",
         ),
+        ("engine", f"{capacity.engine.title}; {_at_once(plan)}", "--engine, --max-num-seqs"),
         ("attention", MEANING["kernel"][c.kernel], "--kernel"),
         ("prefill", f"{capacity.chunk:,} tokens at once", "--chunk"),
         (
@@ -307,6 +360,20 @@ def _assumed(plan: ServePlan) -> Table:
         ),
     ]
     return Table("Assumptions", ("", "assumption", "option"), rows)
+
+
+def _assumption(plan: ServePlan) -> str:
+    """Returns what the expected times assume."""
+    reached = plan.roofline.at("middle").reached
+    if plan.roofline.at("middle") is plan.roofline:
+        return "the efficiencies that were given or measured"
+    said = ", ".join(f"{value:g} of {name}" for name, value in reached.plain().items())
+    return f"{said} on a {machine_class(plan.machine)} machine, in the middle; the range has low and high ones"
+
+
+def _at_once(plan: ServePlan) -> str:
+    most = plan.capacity.sequences
+    return "as many sequences as fit" if most is None else f"at most {most:,} sequences at once"
 
 
 def notes(plan: ServePlan) -> Table:

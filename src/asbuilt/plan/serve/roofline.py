@@ -11,8 +11,9 @@ from typing import Literal
 from asbuilt.cost.folded import RunCost
 from asbuilt.plan.devices import DeviceStage
 from asbuilt.plan.network import Network, joining
+from asbuilt.plan.serve.capacity import Capacity
 from asbuilt.plan.serve.conventions import Conventions
-from asbuilt.plan.serve.ladder import Capacity
+from asbuilt.plan.serve.expected import MINIMUM, Efficiencies, Level, assumed
 from asbuilt.spec import Kind, Pass
 
 Bound = Literal["memory", "compute", "link"]
@@ -130,6 +131,18 @@ class Roofline:
     capacity: Capacity
     bandwidth_efficiency: float = 1.0
     compute_efficiency: float = 1.0
+    reached: Efficiencies = MINIMUM
+
+    def at(self, level: Level) -> Roofline:
+        """Returns the roofline with the assumed efficiencies of this machine; unchanged if some are given."""
+        if self.bandwidth_efficiency != 1 or self.compute_efficiency != 1:
+            return self
+        return replace(self, reached=assumed(self.capacity.machine, level))
+
+    @cached_property
+    def judged(self) -> Roofline:
+        """The roofline whose times are held against targets: the expected ones, or the theoretical minima."""
+        return self.at("middle") if self.conventions.targets == "expected" else self
 
     @property
     def conventions(self) -> Conventions:
@@ -189,11 +202,15 @@ class Roofline:
         self._read_embedding(stage, steps)
         products, causal, counted = self._products(run), self.conventions.scores == "causal", self._charged is None
         (weight_rate, _), (score_rate, _) = self.rates
-        bandwidth, held, components = self.bandwidth, stage.folds.weight_bytes, []
+        reached, held, components = self.reached, stage.folds.weight_bytes, []
+        weight_rate, score_rate = weight_rate * reached.compute, score_rate * reached.scores
+        slow, cached = self.bandwidth * reached.bandwidth, self.bandwidth * reached.attention
         for kind, step in steps.items():
             scores = float(step.scores_causal if causal else step.scores) if counted else 0.0
             weights, nbytes, stored = float(step.products * products), step.nbytes, held.get(kind, 0)
-            reading, computing = nbytes / bandwidth, weights / weight_rate + scores / score_rate
+            others = step.weights + math.ceil(step.lookups)
+            reading = nbytes / slow if slow == cached else others / slow + math.ceil(step.cache) / cached
+            computing = weights / weight_rate + scores / score_rate
             if nbytes or scores or weights or stored:
                 components.append(
                     Component(
@@ -251,7 +268,7 @@ class Roofline:
             seconds += float(nbytes) / self.network.bandwidth(layout.wide, 1)
         if layout.pp > 1 and not stage.stage.last:
             seconds += run.rows * spec.stream_width * width / self.network.bandwidth(layout.pp, layout.wide)
-        return seconds
+        return seconds / self.reached.link
 
     def _to_experts(self, stage: DeviceStage, run: Pass) -> int:
         """Returns the numbers that come back from the experts: a chosen expert's output per row."""

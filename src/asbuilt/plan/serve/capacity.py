@@ -1,0 +1,265 @@
+"""What one device holds besides weights: activations, buffers, logits, what an engine takes, and sequences' caches."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property
+
+from asbuilt import cost
+from asbuilt.catalog.machine import Machine
+from asbuilt.cost.folded import CacheNumbers, Folded
+from asbuilt.plan.devices import Device, DeviceStage, device
+from asbuilt.plan.placement import Placement
+from asbuilt.plan.precision import Precision, cache_bytes
+from asbuilt.plan.serve.conventions import CPU_WORKSPACE, SAMPLER_BYTES, WORKSPACE, Conventions
+from asbuilt.plan.serve.engines import IDEAL, NOTHING, Engine, Given
+from asbuilt.plan.serve.pages import Layout, held_numbers
+from asbuilt.spec import Model, Pass
+from asbuilt.spec.part import CacheFormat
+
+# Engines expand the keys and values of this many past tokens at once, where a cache holds latents (vLLM: the workspace
+# of chunked prefill, at most 64 Ki tokens).
+PIECE = 65536
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """The bytes of an engine's profile run: of a whole chunk, or of its hidden states beside the sampler.
+
+    `incoming` is what an earlier stage sends, `library` the workspaces of products, `workspace` those of experts, which
+    stay allocated while the sampler runs.
+    """
+
+    forward: int
+    hidden: int
+    sampler: int
+    workspace: int
+    incoming: int
+    library: int
+
+    @property
+    def nbytes(self) -> int:
+        """The larger of the two, with what stays."""
+        return max(self.forward, self.sampling) + self.incoming + self.library
+
+    @property
+    def sampling(self) -> int:
+        """Bytes while the sampler runs."""
+        return self.hidden + self.sampler + self.workspace
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Capacity:
+    """What one device of a placement holds besides its weights; figures are per device unless stated otherwise."""
+
+    spec: Model
+    machine: Machine
+    layout: Placement
+    precision: Precision
+    kv_dtype: str
+    chunk: int
+    conventions: Conventions
+    engine: Engine = IDEAL
+    sequences: int | None = None
+    """The most sequences that one group of devices runs at once, None for no limit."""
+    given: Given = NOTHING
+    """What was asked of the engine."""
+
+    def moved(self, machine: Machine, layout: Placement) -> Capacity:
+        """Returns the capacity elsewhere, with the engine's values for that machine where none were given."""
+        if not self.engine.profiled:
+            return replace(self, machine=machine, layout=layout)
+        sizes, given = self.engine.sizes(machine), self.given
+        return replace(
+            self,
+            machine=machine,
+            layout=layout,
+            chunk=sizes.chunk if given.chunk is None else given.chunk,
+            sequences=sizes.sequences if given.sequences is None else given.sequences,
+            conventions=self.engine.rules(machine, layout, given.conventions),
+        )
+
+    @cached_property
+    def device(self) -> Device:
+        """The stages, and one device's part of the model."""
+        return device(self.spec, self.layout, self.precision)
+
+    @cached_property
+    def alone(self) -> Folded:
+        """The folds of the whole model on one device."""
+        return device(self.spec, Placement(), self.precision).stages[0].folds
+
+    @cached_property
+    def kv_bytes(self) -> Fraction | int | CacheFormat:
+        """Bytes of one cached number, or how a format with scales holds numbers."""
+        return cache_bytes(self.kv_dtype, self.precision.activation)
+
+    @cached_property
+    def memory(self) -> int:
+        """Memory of one device in bytes, by convention."""
+        return self.machine.memory_bytes(self.conventions.memory)
+
+    def activations(self, context: int) -> int:
+        """Returns the peak bytes while a sequence is prefilled chunk by chunk."""
+        kernel = "engine" if self.conventions.kernel == "engine" else "fused"
+        most = PIECE + min(self.chunk, context) if self.engine.profiled else context
+        return self.device.peak_bytes(self.chunk, min(context, most), kernel, self.width)
+
+    @property
+    def width(self) -> int:
+        """Bytes of one activation in the engine."""
+        return 4 if self.engine.float32 else self.precision.width
+
+    @cached_property
+    def logits(self) -> int:
+        """Bytes per sequence of logits in the activations' dtype, their float32 copy, and probabilities."""
+        return self.vocabulary * (self.precision.width + SAMPLER_BYTES)
+
+    @cached_property
+    def vocabulary(self) -> int:
+        """Numbers of one token's logits; 0 if the model gives none."""
+        return cost.logits_bytes(self.spec, Pass(tokens=1, width=1))
+
+    @cached_property
+    def workspace(self) -> int:
+        """Bytes for graphs and libraries."""
+        if self.conventions.workspace is not None:
+            return math.ceil(self.conventions.workspace)
+        return CPU_WORKSPACE if self.machine.kind == "cpu" else WORKSPACE
+
+    def buffers(self, stage: DeviceStage) -> dict[str, int]:
+        """Returns by name what an engine keeps allocated beside weights: rows that pad the vocabulary, and `keeps`."""
+        engine, vocabulary = self.engine, self.vocabulary
+        found = {}
+        more = -vocabulary % engine.vocabulary
+        if more:
+            tables = [e for e in stage.folds.stored if e.kind in ("embedding", "head")]
+            rows = sum(e.nbytes * e.count for e in tables if e.weight.shape[0] * self.layout.tp == vocabulary)
+            found["padding of the vocabulary"] = math.ceil(rows * Fraction(more, vocabulary))
+        if engine.keeps:
+            found["RoPE tables"] = self.kept[0]
+        return found
+
+    @cached_property
+    def kept(self) -> tuple[int, int]:
+        """Bytes of RoPE tables of the model's whole context, and of workspaces of experts."""
+        return self.device.kept(self.chunk, self.spec.max_positions, self.width)
+
+    def profiled(self, stage: DeviceStage, context: int) -> Profile:
+        """Returns what an engine's activations consist of, on the stage."""
+        engine, rows = self.engine, self.chunk
+        sampled = self.sequences or 1
+        if engine.samples == "chunk":
+            sampled = rows
+        hidden = sampler = 0
+        if engine.sampler is not None and stage.stage.last and self.vocabulary:
+            hidden = (rows * self.spec.stream_width + min(sampled, rows) * self.spec.d_model) * self.width
+            sampler = engine.sampler.nbytes(min(sampled, rows), self.vocabulary, self.width)
+        incoming = 0 if stage.stage.first else 2 * rows * self.spec.stream_width * self.width
+        return Profile(
+            forward=self.activations(context),
+            hidden=hidden,
+            sampler=sampler,
+            incoming=incoming,
+            workspace=self.kept[1] if engine.keeps else 0,
+            library=0 if self.machine.kind == "cpu" else engine.outside.library,
+        )
+
+    def spent(self, stage: DeviceStage, context: int) -> dict[str, int]:
+        """Returns by line the bytes of the stage that are needed regardless of the number of users."""
+        c, weights = self.conventions, stage.folds.total_bytes
+        if c.overhead is not None:
+            return {"reserve": self.reserve(0, 0), "weights": weights, "overhead": math.ceil(c.overhead)}
+        if not self.engine.profiled:
+            spent = {"activations": self.activations(context), "graphs and workspace": self.workspace}
+            return {"reserve": self.reserve(0, 0), "weights": weights} | spent
+        outside = self.engine.outside_bytes(self.machine, self.layout) if c.workspace is None else self.workspace
+        profile = self.profiled(stage, context)
+        spent = {
+            "weights": weights,
+            "buffers": sum(self.buffers(stage).values()),
+            "activations": profile.nbytes if self.engine.counts_activations else 0,
+            "outside PyTorch": outside,
+        }
+        return {"reserve": self.reserve(outside, sum(spent.values()))} | spent
+
+    def reserve(self, outside: int, spent: int) -> int:
+        """Returns the bytes that are not used, of the device's memory, what is free, or what is left."""
+        of = {"total": 0, "free": outside, "left": spent}[self.engine.base]
+        return math.ceil(max(0, self.memory - of) * (1 - self.conventions.utilisation) + self.conventions.reserve)
+
+    @cached_property
+    def graphs(self) -> int:
+        """Bytes of captured graphs, which an engine takes from what the utilisation leaves."""
+        layers = len(getattr(self.spec, "blocks", ())) / self.layout.pp
+        return math.ceil(layers * self.engine.graphs)
+
+    def reserve_left(self, context: int) -> int:
+        """Returns the bytes of the reserve that activations do not take."""
+        stage = self.tightest(context)
+        taken = 0 if self.engine.counts_activations else self.profiled(stage, context).nbytes
+        return self.spent(stage, context)["reserve"] - taken
+
+    def fixed(self, stage: DeviceStage, context: int) -> int:
+        """Returns the bytes needed regardless of the number of users of `context` tokens."""
+        return sum(self.spent(stage, context).values())
+
+    def scratch(self, stage: DeviceStage) -> int:
+        """Returns the bytes of logits and sampler per sequence."""
+        counted = self.conventions.overhead is None and not self.engine.profiled
+        return self.logits if stage.stage.last and counted else 0
+
+    @property
+    def pages(self) -> Layout:
+        """How the engine lays out cached tokens."""
+        c = self.conventions
+        reserved = c.windows == "reserved"
+        return Layout(
+            block=c.block_size if c.page else 1,
+            whole=c.windows == "full",
+            chunk=self.chunk if reserved else None,
+            grouped=self.engine.grouped and reserved,
+        )
+
+    def numbers(self, stage: DeviceStage, context: int) -> CacheNumbers:
+        """Returns the cached numbers of one sequence in this stage, paged and windowed by convention."""
+        return held_numbers(stage, context, self.pages)
+
+    def per_user(self, stage: DeviceStage, context: int) -> int:
+        """Returns the cache bytes of one sequence of `context` tokens in this stage."""
+        return math.ceil(self.numbers(stage, context).nbytes(self.kv_bytes))
+
+    def in_group(self, stage: DeviceStage, context: int) -> int | float:
+        """Returns how many sequences one group fits in this stage, rounded by convention; infinite without a cache."""
+        left = self.memory - self.fixed(stage, context)
+        each = self.per_user(stage, context) + self.scratch(stage)
+        if left < 0:
+            return 0
+        if not each:
+            return math.inf
+        return left // each if self.conventions.count == "floor" else int(Fraction(left, each) + Fraction(1, 2))
+
+    def tightest(self, context: int) -> DeviceStage:
+        """Returns the stage that fits the fewest sequences."""
+        if len(self.device.stages) == 1:
+            return self.device.stages[0]
+        return min(self.device.stages, key=lambda s: (self.in_group(s, context), self.memory - self.fixed(s, context)))
+
+    def holds_weights(self, context: int) -> bool:
+        """Returns whether every stage fits what it needs regardless of users."""
+        return all(self.fixed(stage, context) <= self.memory for stage in self.device.stages)
+
+    def users(self, context: int) -> int | float:
+        """Returns how many sequences of `context` tokens fit on all devices together."""
+        return self.in_group(self.tightest(context), context) * self.layout.replicas
+
+    def running(self, context: int) -> int | float:
+        """Returns how many sequences of `context` tokens fit and run at once on all devices together."""
+        most = math.inf if self.sequences is None else self.sequences * self.layout.replicas
+        return min(self.users(context), most)
+
+    def weight_bytes(self) -> int:
+        """Weight bytes of the fullest device."""
+        return max(stage.folds.total_bytes for stage in self.device.stages)
