@@ -250,6 +250,28 @@ def test_commands() -> None:
     assert serve("gpt2", "l4", engine="asbuilt").command == serve("gpt2", "l4").command == ""
 
 
+def test_a_command_says_what_it_leaves_out() -> None:
+    plan = serve("llama-3.1-8b", "h100-sxm", engine="tensorrt-llm", gpus=2, tp=1, pp=1, dtype="int4", kv_dtype="int8")
+    wanted = ["replicas 2", "weights in int4, which the checkpoint must have", "a cache in int8, for which no option"]
+    left = plan.document()["engine"]["command_leaves_out"]
+    assert len(left) == len(wanted)
+    assert all(one.startswith(start) for one, start in zip(left, wanted, strict=True))
+    assert "--kv_cache_dtype" not in plan.command
+    told = serve("mixtral-8x7b", "h100-sxm", engine="vllm-0.19", gpus=4, ep=4, kv_dtype="fp8")
+    assert "--tensor-parallel-size 4 --enable-expert-parallel --dtype" in told.command
+    assert told.document()["engine"]["command_leaves_out"] == []
+    assert "llama-server --model MODEL.gguf " in serve("gpt2", "l4", engine="llama.cpp").command
+
+
+def test_an_engine_is_planned_on_its_own_kind_of_cards() -> None:
+    """An M4 has the least memory that holds llama-3.1-8b, and no preset of vLLM describes it."""
+    assert serve("llama-3.1-8b", "h100-sxm").smallest_card == "m4"
+    card = serve("llama-3.1-8b", "h100-sxm", engine="vllm-0.19").smallest_card
+    assert card is not None
+    assert machines.find(card).vendor == "NVIDIA"
+    assert any("may differ" in said for said in serve("llama-3.1-8b", "mi300x", engine="vllm-0.19").warnings)
+
+
 def test_own_kernels_are_told_apart() -> None:
     """gpt-oss has sinks: asbuilt's own attention stores their scores, and an engine's does not."""
     own = serve("gpt-oss-20b", "h200", engine="asbuilt", context=16384)

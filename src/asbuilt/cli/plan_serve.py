@@ -83,7 +83,7 @@ def _is_machine(word: str) -> bool:
 def _default(name: str) -> str:
     """Returns the default of a convention that engines set, as the help has it."""
     value = getattr(Conventions, name)
-    shown = {True: "page", False: "no-page"}.get(value, value) if isinstance(value, bool) else value
+    shown = ("page" if value else "no-page") if isinstance(value, bool) else value
     return f"[default: {shown}, or the engine's]"
 
 

@@ -1,10 +1,11 @@
-"""The command line that starts an engine with a plan's values."""
+"""The command line that starts an engine with a plan's values, and what of the plan that command does not say."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from asbuilt.catalog.models import ROWS
@@ -13,105 +14,156 @@ if TYPE_CHECKING:
     from asbuilt.plan.serve.plan import ServePlan
 
 PUBLISHED = re.compile(r"config of ([\w.-]+/[\w.-]+)")
-# What the engines call the dtypes of weights and caches; None where that is what they do by themselves.
-VLLM_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-CACHES = {
-    "vllm": {"fp8": "fp8", "fp8_e5m2": "fp8_e5m2"},
-    "sglang": {"fp8": "fp8_e4m3", "fp8_e5m2": "fp8_e5m2"},
-    "tensorrt-llm": {"fp8": "fp8"},
-    "llama.cpp": {"q8_0": "q8_0", "q4_0": "q4_0", "bf16": "bf16", "fp32": "f32"},
+TORCH_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+FLAGS = ("--enable-expert-parallel",)
+DEGREES = ("tp", "pp", "replicas", "ep")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """How an engine is started: the first words, and its option for each value of a plan.
+
+    `options` are by what they say: a degree, or one of `_values`. `caches` are the engine's words for dtypes of the
+    cache other than the activations'; `dtypes` those for dtypes of weights. An engine divides `unasked` degrees by
+    itself.
+    """
+
+    start: str
+    options: Mapping[str, str]
+    caches: Mapping[str, str]
+    dtypes: Mapping[str, str] = field(default_factory=dict)
+    fixed: tuple[str, ...] = ()
+    unasked: tuple[str, ...] = ()
+
+
+VLLM = Server(
+    start="vllm serve {model}",
+    options={
+        "tp": "--tensor-parallel-size",
+        "pp": "--pipeline-parallel-size",
+        "replicas": "--data-parallel-size",
+        "ep": "--enable-expert-parallel",
+        "dtype": "--dtype",
+        "quantization": "--quantization",
+        "cache": "--kv-cache-dtype",
+        "context": "--max-model-len",
+        "chunk": "--max-num-batched-tokens",
+        "sequences": "--max-num-seqs",
+        "utilisation": "--gpu-memory-utilization",
+    },
+    caches={"fp8": "fp8", "fp8_e5m2": "fp8_e5m2"},
+    dtypes=TORCH_DTYPES,
+)
+SERVERS: dict[str, Server] = {
+    "vllm-0.19": VLLM,
+    "vllm-0.11": VLLM,
+    "sglang": Server(
+        start="python -m sglang.launch_server --model-path {model}",
+        options={
+            "tp": "--tp-size",
+            "pp": "--pp-size",
+            "replicas": "--dp-size",
+            "ep": "--ep-size",
+            "dtype": "--dtype",
+            "quantization": "--quantization",
+            "cache": "--kv-cache-dtype",
+            "context": "--context-length",
+            "chunk": "--chunked-prefill-size",
+            "sequences": "--max-running-requests",
+            "utilisation": "--mem-fraction-static",
+        },
+        caches={"fp8": "fp8_e4m3", "fp8_e5m2": "fp8_e5m2"},
+        dtypes=TORCH_DTYPES,
+    ),
+    "tensorrt-llm": Server(
+        start="trtllm-serve {model}",
+        options={
+            "tp": "--tp_size",
+            "pp": "--pp_size",
+            "ep": "--ep_size",
+            "cache": "--kv_cache_dtype",
+            "context": "--max_seq_len",
+            "chunk": "--max_num_tokens",
+            "sequences": "--max_batch_size",
+            "utilisation": "--kv_cache_free_gpu_memory_fraction",
+        },
+        caches={"fp8": "fp8"},
+    ),
+    "llama.cpp": Server(
+        start="llama-server --model {model}.gguf",
+        options={
+            "context of all slots": "--ctx-size",
+            "slots": "--parallel",
+            "chunk": "--ubatch-size",
+            "cache": "--cache-type-k",
+            "cache of values": "--cache-type-v",
+        },
+        caches={"q8_0": "q8_0", "q4_0": "q4_0", "bf16": "bf16", "fp32": "f32"},
+        fixed=("--n-gpu-layers", "999", "--flash-attn", "on"),
+        unasked=("pp",),
+    ),
 }
-Options = Iterator[tuple[str, object]]
 
 
 def command(plan: ServePlan) -> str:
-    """Returns the command, "" for an engine that has none: no engine, and asbuilt's own, which does not serve yet."""
-    made = MADE.get(plan.capacity.engine.name)
-    if made is None:
+    """Returns the command, "" for an engine that has none: no engine, and asbuilt's own, which does not serve yet.
+
+    MODEL stands for a model that is not in the catalogue, and for a GGUF file.
+    """
+    server = SERVERS.get(plan.capacity.engine.name)
+    if server is None:
         return ""
-    start, options = made
-    words = [*start.format(model=shlex.quote(_model(plan))).split(" ")]
-    for name, value in options(plan):
+    values, words = _values(plan, server), []
+    for says, option in server.options.items():
+        value = values[says]
         if value is not None:
-            words += [name] if value is True else [name, shlex.quote(str(value))]
-    return " ".join(words)
+            words += [option] if option in FLAGS else [option, str(value)]
+    return " ".join([server.start.format(model=_model(plan, server)), *map(shlex.quote, [*words, *server.fixed])])
 
 
-def _model(plan: ServePlan) -> str:
-    """Returns the hub id of a catalogue model, else the name as given."""
-    row = ROWS.get(plan.asked.name)
-    found = None if row is None else PUBLISHED.search(row.source)
-    return plan.asked.name if found is None else found[1].rstrip(".")
-
-
-def _over_one(value: int) -> int | None:
-    return value if value > 1 else None
-
-
-def _cache(plan: ServePlan, engine: str) -> str | None:
+def unsaid(plan: ServePlan) -> list[str]:
+    """Returns what of the plan its command does not say, in words."""
+    server = SERVERS.get(plan.capacity.engine.name)
+    if server is None:
+        return []
+    found = [
+        f"{name} {getattr(plan.layout, name)}"
+        for name in DEGREES
+        if getattr(plan.layout, name) > 1 and name not in server.options and name not in server.unasked
+    ]
+    values = _values(plan, server)
+    if values["dtype"] is None and values["quantization"] is None and not plan.precision.name.startswith("as "):
+        found.append(f"weights in {plan.precision.name}, which the checkpoint must have")
     kv = plan.capacity.kv_dtype
-    return CACHES[engine].get(kv)
+    if values["cache"] is None and kv != plan.precision.activation:
+        found.append(f"a cache in {kv}, for which no option is known")
+    return found
 
 
-def _vllm(plan: ServePlan) -> Options:
-    c, layout = plan.capacity, plan.layout
-    yield "--tensor-parallel-size", _over_one(layout.tp)
-    yield "--pipeline-parallel-size", _over_one(layout.pp)
-    yield "--data-parallel-size", _over_one(layout.replicas)
-    yield "--enable-expert-parallel", True if layout.ep > 1 else None
-    yield "--dtype", VLLM_DTYPES.get(plan.precision.name)
-    yield "--quantization", "fp8" if plan.precision.name == "fp8" else None
-    yield "--kv-cache-dtype", _cache(plan, "vllm")
-    yield "--max-model-len", plan.context
-    yield "--max-num-batched-tokens", c.chunk
-    yield "--max-num-seqs", c.sequences
-    yield "--gpu-memory-utilization", f"{plan.conventions.utilisation:g}"
+def _model(plan: ServePlan, server: Server) -> str:
+    """Returns the hub id of a catalogue model, else MODEL."""
+    row = ROWS.get(plan.asked.name)
+    found = None if row is None or "gguf" in server.start else PUBLISHED.search(row.source)
+    return "MODEL" if found is None else shlex.quote(found[1].rstrip("."))
 
 
-def _sglang(plan: ServePlan) -> Options:
-    c, layout = plan.capacity, plan.layout
-    yield "--tp-size", _over_one(layout.tp)
-    yield "--pp-size", _over_one(layout.pp)
-    yield "--dp-size", _over_one(layout.replicas)
-    yield "--ep-size", _over_one(layout.ep)
-    yield "--dtype", VLLM_DTYPES.get(plan.precision.name)
-    yield "--quantization", "fp8" if plan.precision.name == "fp8" else None
-    yield "--kv-cache-dtype", _cache(plan, "sglang")
-    yield "--context-length", plan.context
-    yield "--chunked-prefill-size", c.chunk
-    yield "--max-running-requests", c.sequences
-    yield "--mem-fraction-static", f"{plan.conventions.utilisation:g}"
-
-
-def _tensorrt_llm(plan: ServePlan) -> Options:
-    c, layout = plan.capacity, plan.layout
-    yield "--tp_size", _over_one(layout.tp)
-    yield "--pp_size", _over_one(layout.pp)
-    yield "--ep_size", _over_one(layout.ep)
-    yield "--kv_cache_dtype", _cache(plan, "tensorrt-llm")
-    yield "--max_seq_len", plan.context
-    yield "--max_num_tokens", c.chunk
-    yield "--max_batch_size", c.sequences
-    yield "--kv_cache_free_gpu_memory_fraction", f"{plan.conventions.utilisation:g}"
-
-
-def _llama_cpp(plan: ServePlan) -> Options:
-    """A server divides its context among its slots: each has the plan's."""
+def _values(plan: ServePlan, server: Server) -> dict[str, object]:
+    """Returns by name what an option may say, None for what the engine does by itself."""
+    layout, precision = plan.layout, plan.precision.name
+    cache = server.caches.get(plan.capacity.kv_dtype)
+    # A server of slots divides its context among them: each has the plan's.
     slots = max(1, min(plan.users or 1, plan.asked.users or plan.users or 1))
-    kv = _cache(plan, "llama.cpp")
-    yield "--ctx-size", plan.context * slots
-    yield "--parallel", slots
-    yield "--ubatch-size", plan.capacity.chunk
-    yield "--n-gpu-layers", 999
-    yield "--flash-attn", "on"
-    yield "--cache-type-k", kv
-    yield "--cache-type-v", kv
-
-
-MADE: dict[str, tuple[str, Callable[[ServePlan], Options]]] = {
-    "vllm-0.19": ("vllm serve {model}", _vllm),
-    "vllm-0.11": ("vllm serve {model}", _vllm),
-    "sglang": ("python -m sglang.launch_server --model-path {model}", _sglang),
-    "tensorrt-llm": ("trtllm-serve {model}", _tensorrt_llm),
-    "llama.cpp": ("llama-server --model {model}", _llama_cpp),
-}
+    fp8 = precision == "fp8" and "quantization" in server.options
+    return {
+        **{name: getattr(layout, name) if getattr(layout, name) > 1 else None for name in DEGREES},
+        "dtype": server.dtypes.get(precision),
+        "quantization": "fp8" if fp8 else None,
+        "cache": cache,
+        "cache of values": cache,
+        "context": plan.context,
+        "context of all slots": plan.context * slots,
+        "slots": slots,
+        "chunk": plan.capacity.chunk,
+        "sequences": plan.capacity.sequences,
+        "utilisation": f"{plan.conventions.utilisation:g}",
+    }

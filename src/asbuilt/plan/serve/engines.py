@@ -70,7 +70,8 @@ class Engine:
 
     `profiled` engines measure or reserve activations before they allocate the cache. `keeps` tells that buffers of
     mixtures of experts and RoPE tables stay allocated. `grouped` engines lay layers out in groups of equal size.
-    `graphs` are bytes per layer, captured after the cache is allocated, from what the utilisation leaves.
+    `graphs` are bytes per layer, captured after the cache is allocated, from what the utilisation leaves. `vendors` are
+    those of the devices that the constants describe, none for any.
     """
 
     name: str
@@ -90,7 +91,12 @@ class Engine:
     grouped: bool = False
     vocabulary: int = 1
     graphs: int = 0
+    vendors: tuple[str, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
+
+    def describes(self, machine: Machine) -> bool:
+        """Returns whether the constants are those of such devices; one given in numbers may be any."""
+        return not self.vendors or not machine.vendor or machine.vendor in self.vendors
 
     def rules(self, machine: Machine, layout: Placement, given: Mapping[str, Any]) -> Conventions:
         """Returns the conventions: those `given`, else the engine's; raises InputError for an unknown one."""
@@ -195,6 +201,7 @@ ENGINES: dict[str, Engine] = {
             graphs=24 * MIB,
             sources=VLLM_019,
             outside=CUDA_OUTSIDE,
+            vendors=("NVIDIA",),
         ),
         Engine(
             name="vllm-0.11",
@@ -208,6 +215,7 @@ ENGINES: dict[str, Engine] = {
             graphs=24 * MIB,
             sources=VLLM_011,
             outside=CUDA_OUTSIDE,
+            vendors=("NVIDIA",),
         ),
         Engine(
             name="sglang",
@@ -224,12 +232,13 @@ ENGINES: dict[str, Engine] = {
             | {
                 "utilisation": "the default of --mem-fraction-static: less 0.5 GiB, 1.5 MiB for each token of a chunk, "
                 "2 MiB for each sequence of the largest graph, 1/8 GiB for each device; at least 10 of more than 60",
-                "chunk": "2,048 to 16,384 tokens by the card's memory",
+                "chunk": "2,048 to 16,384 tokens by the card's memory, as recalled",
                 "activations": "in what the fraction leaves",
                 "windows": "every token of every layer, without its hybrid pool",
                 "block_size": "pages of one token, the default of --page-size",
             },
             outside=CUDA_OUTSIDE,
+            vendors=("NVIDIA",),
         ),
         Engine(
             name="tensorrt-llm",
@@ -242,12 +251,13 @@ ENGINES: dict[str, Engine] = {
             sources=CUDA
             | {
                 "utilisation": "the default of free_gpu_memory_fraction, of what weights and activations leave",
-                "chunk": "the defaults of max_num_tokens and max_batch_size",
+                "chunk": "the defaults of max_num_tokens and max_batch_size, as recalled",
                 "activations": ACTIVATIONS,
                 "sampler": "logits and their float32 copy, an assumption",
                 "windows": "a window and a chunk, an assumption",
             },
             outside=CUDA_OUTSIDE,
+            vendors=("NVIDIA",),
         ),
         Engine(
             name="llama.cpp",
@@ -262,7 +272,7 @@ ENGINES: dict[str, Engine] = {
             outside=Outside(each=GIB // 2),
             sources={
                 "utilisation": "1 GiB is kept free, the default of --fit-target",
-                "chunk": "a physical batch, the default of --ubatch-size",
+                "chunk": "a physical batch, the default of --ubatch-size, as recalled",
                 "activations": ACTIVATIONS + ", in float32",
                 "sampler": "float32 logits of every token of a physical batch",
                 "outside": "the CUDA context and modules: 0.5 GiB, an assumption",

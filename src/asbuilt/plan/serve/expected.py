@@ -77,7 +77,7 @@ def machine_class(machine: Machine) -> MachineClass:
     """Returns the class of a machine."""
     if machine.kind == "cpu":
         return "cpu"
-    if machine.vendor == "Apple" or machine.name in ("dgx-spark", "strix-halo"):
+    if machine.vendor == "Apple":
         return "shared memory"
     return "card" if machine.name.startswith(("rtx-", "rx-")) else "datacentre"
 

@@ -106,8 +106,10 @@ def _moved(roofline: Roofline, machine: Machine, layout: Placement) -> Roofline:
 
 
 def smallest_card(roofline: Roofline, goal: Goal, context: int) -> Machine | None:
-    """Returns the accelerator with the least memory in the catalogue that meets the goal alone."""
+    """Returns the catalogue's accelerator with the least memory, of those the engine describes, that meets the goal."""
     for machine in _by_memory(roofline.conventions.memory):
+        if not roofline.capacity.engine.describes(machine):
+            continue
         alone = _moved(roofline, machine, Placement())
         if _rated(alone) and goal.met(alone, context):
             return machine

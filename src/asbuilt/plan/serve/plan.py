@@ -468,6 +468,10 @@ def _warnings(roofline: Roofline, asked: Asked) -> Iterator[str]:
             yield f"{capacity.machine.name} has no {wanted} rate: products run at its {used} rate"
     if capacity.layout.per_copy > 1 and capacity.machine.link is None:
         yield unlinked(capacity.machine)
+    if not capacity.engine.describes(capacity.machine):
+        known = " and ".join(capacity.engine.vendors)
+        where = f"on {capacity.machine.name} it may differ"
+        yield f"the memory that {capacity.engine.title} takes is known of {known} devices: {where}"
     if capacity.graphs > capacity.reserve_left(asked.context):
         yield (
             f"{capacity.engine.title} captures CUDA graphs of about {capacity.graphs / 2**30:.2f} GiB after "

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from asbuilt.plan.lines import Line
 from asbuilt.plan.render import Cell, Table
+from asbuilt.plan.serve import commands
 from asbuilt.plan.serve.conventions import MEANING, TIMES
 from asbuilt.plan.serve.expected import LEVELS, SOURCES, machine_class
 from asbuilt.shown import number, size, time
@@ -68,6 +69,7 @@ def _engine(plan: ServePlan) -> dict[str, Any]:
         "max_num_seqs": c.sequences,
         "graphs_bytes": c.graphs,
         "command": plan.command,
+        "command_leaves_out": commands.unsaid(plan),
         "constants": dict(engine.sources),
     }
 
@@ -233,6 +235,7 @@ def _ladder(plan: ServePlan) -> Table:
 def _command(plan: ServePlan) -> Table:
     """Returns the command that starts the engine; no rows where there is none."""
     rows = [(plan.command,)] if plan.command else []
+    rows += [(f"it does not say: {what}",) for what in commands.unsaid(plan)]
     return Table(f"To start {plan.capacity.engine.title} with these values", ("command",), rows)
 
 
