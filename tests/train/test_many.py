@@ -177,7 +177,8 @@ def whole_lines(folder: Path) -> list[dict[str, int]]:
 def test_what_cannot_be_divided_is_refused_by_name(
     tmp_path: Path, changes: tuple[str, ...], ranks: int, said: str
 ) -> None:
-    assert arranged(recipe(tmp_path, "run", "data.batch=4"), 4) == (1, 4)
+    whole = arranged(recipe(tmp_path, "run", "data.batch=4"), 4)
+    assert (whole.replicate, whole.shard) == (1, 4)
     with pytest.raises(InputError, match=said):
         arranged(recipe(tmp_path, "run", "data.batch=4", *changes), ranks)
 

@@ -123,7 +123,7 @@ BASE = {"hidden_size": 12, "intermediate_size": 12, "num_hidden_layers": 2, "num
         ({"model_type": "llama", "intermediate_size": 15}, 2, r"d_ff = 15 must be a multiple of 2"),
         ({"model_type": "olmo2", "vocab_size": 40}, 2, r"\(Attention\): q_norm is over all heads"),
         ({"model_type": "mamba2"}, 2, r"\(Mamba2\): ranks cannot compute it together"),
-        ({"model_type": "gpt_neox"}, 2, r"\(Parallel\): ranks cannot compute it together"),
+        ({"model_type": "gptj"}, 2, r"\(Parallel\): ranks cannot compute it together"),
         ({"model_type": "t5"}, 2, r"reads source too"),
     ],
 )

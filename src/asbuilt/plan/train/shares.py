@@ -98,7 +98,7 @@ class Piece:
 
     `kept` is by checkpointing: what stays until the backward pass; `shared` tensors are one for the whole stage, as are
     those that are `lent` to other blocks and stay only where blocks are repeated. `reduced` numbers of the stream are
-    summed over tensor-parallel ranks in a forward pass, and as many backward, `again` where the block is repeated;
+    summed over tensor-parallel ranks in a forward pass, and as many backward, `again` with full checkpointing;
     outside the blocks once for both. `measured` are those of the loss of a divided vocabulary, `summed` bytes of
     gradients those of weights that each of these ranks has whole, within what they divide. `sent` ones go to experts
     and come back, `passed` bytes of keys and values go round the ring of a context.

@@ -98,11 +98,11 @@ class TrainingStep:
     def tensor(self) -> Traffic:
         """Tensor-parallel traffic: per residual branch one all-reduce forward and one backward.
 
-        A block that is repeated, if only in part, needs those forward again, up to its last sum. A divided table
-        reduces its lookups once forward, a divided head the gradient of its input once backward, and the loss three
-        float32 numbers a token; with sequence parallelism each is two halves of the same size (arXiv 1909.08053,
-        section 3; 2205.05198, section 4.2). Weights within what is divided that each rank has whole, such as norms of
-        heads, sum their gradients once a step.
+        Full checkpointing repeats those forward, up to the last sum of a block, on which no gradient depends; selective
+        keeps their results. A divided table reduces its lookups once forward, a divided head the gradient of its input
+        once backward, and the loss three float32 numbers a token; with sequence parallelism each is two halves of the
+        same size (arXiv 1909.08053, section 3; 2205.05198, section 4.2). Weights within what is divided that each rank
+        has whole, such as norms of heads, sum their gradients once a step.
         """
         nbytes = 2 * ring(self.layout.tp) * max(self._reduced(stage) for stage in self.stages)
         formula = (
@@ -113,7 +113,7 @@ class TrainingStep:
 
     def _reduced(self, stage: StageMemory) -> int:
         """Returns the bytes that a device's all-reduces over tensor-parallel ranks are of, in one step."""
-        repeated = self.job.checkpointing != "none"
+        repeated = self.job.checkpointing == "full"
         numbers = sum((2 * piece.reduced + repeated * piece.again) * n for piece, n in stage.section.kinds)
         numbers += sum(piece.reduced for piece in stage.section.outer)
         measured = sum(piece.measured for piece in stage.section.outer)

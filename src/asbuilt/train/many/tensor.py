@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
@@ -30,6 +29,7 @@ from asbuilt.nn.model import Model
 from asbuilt.spec.part import stored_weights, walk
 from asbuilt.train.loss import Loss
 from asbuilt.train.many.extent import Extent, whole_of
+from asbuilt.train.recompute import products_are_kept
 
 
 class _Copied(torch.autograd.Function):
@@ -51,6 +51,20 @@ class _Summed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:  # noqa: ANN401
         return _all_reduced(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, d: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
+        return d, None
+
+
+class _SummedProduct(torch.autograd.Function):
+    """The sum of the ranks' x, which nothing else uses, in its place; backward the gradient, which is that of each."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:  # noqa: ANN401
+        if not products_are_kept():
+            dist.all_reduce(x.data, group=group)
+        return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, d: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -140,7 +154,11 @@ def _enter(group: ProcessGroup, body: nn.Module, given: tuple[Any, ...]) -> tupl
 
 
 def _product(of: Linear, group: ProcessGroup, x: Tensor) -> Tensor:
-    made = summed(F.linear(x, of.weight), group)
+    # one matrix product, whose result selective checkpointing keeps: the sum, in place of this rank's part
+    part = x.flatten(0, -2) @ of.weight.T
+    made = _SummedProduct.apply(part, group)
+    assert isinstance(made, Tensor)
+    made = made.unflatten(0, x.shape[:-1])
     return made if of.bias is None else made + of.bias
 
 
