@@ -38,6 +38,26 @@ def tensor_share(model: spec.Model, tensor: int, vocabulary: bool = True) -> spe
     return own
 
 
+def require_spread(model: spec.Model, ranks: int) -> None:
+    """Raises InputError naming what keeps a model's experts from being spread over so many ranks."""
+    if ranks == 1:
+        return
+    found = [(path, part) for path, part in walk(model) if part.spreads()]
+    if not found:
+        raise InputError("the model has no experts", field="parallel.expert", value=ranks, allowed="1")
+    for path, part in found:
+        if not isinstance(part, spec.MixtureOfExperts):
+            problem = f"{path} ({type(part).__name__}): ranks cannot send rows to it"
+            raise InputError(problem, field="parallel.expert", value=ranks, allowed="1")
+        if part.n_experts % ranks:
+            problem = f"{path}: n_experts = {part.n_experts} must be a multiple of the ranks"
+            raise InputError(problem, field="parallel.expert", value=ranks)
+    for path, part in walk(model):
+        if isinstance(part, spec.Block) and (part.weights_from is not None or part.weights_name is not None):
+            problem = f"{path} runs the weights of another block"
+            raise InputError(problem, field="parallel.expert", value=ranks, allowed="1")
+
+
 def _refused(tensor: int, why: str) -> InputError:
     fix = "leave it at 1, or divide by parallel.shard alone"
     return InputError(why, field="parallel.tensor", value=tensor, fix=fix)

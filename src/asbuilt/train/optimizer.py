@@ -84,15 +84,17 @@ def trainable(model: Model) -> list[Trained]:
 def _groups(held: list[Trained], given: Settings, scaled: Mapping[str, Scales]) -> list[dict[str, object]]:
     """Returns the groups of parameters with equal weight decay and scale of the learning rate.
 
-    Decay is multiplied by the learning rate: a scaled one decays as much a step as one that is not.
+    Decay is multiplied by the learning rate: a scaled one decays as much a step as one that is not. Parameters that
+    other ranks divide are in other groups, since one operation updates a group's.
     """
-    found: dict[tuple[float, float], list[nn.Parameter]] = {}
+    found: dict[tuple[float, float, object], list[nn.Parameter]] = {}
     for one in held:
         scale = scaled[one.path].lr
         decay = given.weight_decay / scale if one.role in given.decayed else 0.0
-        found.setdefault((decay, scale), []).append(one.parameter)
+        mesh = getattr(one.parameter, "device_mesh", None)
+        found.setdefault((decay, scale, mesh), []).append(one.parameter)
     ordered = sorted(found.items(), key=lambda each: -each[0][0])
-    return [{"params": held, "weight_decay": decay, "scale": scale} for (decay, scale), held in ordered]
+    return [{"params": held, "weight_decay": decay, "scale": scale} for (decay, scale, _), held in ordered]
 
 
 def _plain(given: Settings, groups: list[dict[str, object]]) -> torch.optim.Optimizer:

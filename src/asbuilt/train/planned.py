@@ -6,7 +6,7 @@ from asbuilt.catalog.machine import Machine
 from asbuilt.errors import InputError
 from asbuilt.plan.train import TrainPlan, train
 from asbuilt.spec import Model
-from asbuilt.train.divisible import tensor_share
+from asbuilt.train.divisible import require_spread, tensor_share
 from asbuilt.train.loss import CHUNK
 from asbuilt.train.recipe import Recipe
 
@@ -19,8 +19,9 @@ def planned(recipe: Recipe, spec: Model, machine: Machine) -> TrainPlan:
     Adapters are added to the spec. A chat is counted as if it had all of `context`, and a pair as two of them.
     """
     data, step, tune, given = recipe.data, recipe.step, recipe.tune, recipe.parallel
-    ranks, shares = given.ranks or given.tensor, shares_of(recipe)
+    ranks, shares = ranks_of(recipe), shares_of(recipe)
     own = tensor_share(spec, given.tensor, given.vocabulary)
+    require_spread(spec, given.expert)
     batch = data.batch // shares * (2 if data.preferences else 1)
     targets = batch * data.context
     rows = step.loss_rows or max(1, CHUNK // own.n_vocab)
@@ -31,6 +32,7 @@ def planned(recipe: Recipe, spec: Model, machine: Machine) -> TrainPlan:
         batch=batch,
         gpus=ranks,
         tp=given.tensor,
+        ep=given.expert,
         sequence_parallel=False,
         divide_vocabulary=given.vocabulary,
         zero=0 if given.shard == 1 or shares == 1 else 3,
@@ -45,10 +47,16 @@ def planned(recipe: Recipe, spec: Model, machine: Machine) -> TrainPlan:
     )
 
 
+def ranks_of(recipe: Recipe) -> int:
+    """Returns the processes that a recipe asks for: as many as it must have, if it does not say."""
+    given = recipe.parallel
+    return given.ranks or given.tensor * given.expert
+
+
 def shares_of(recipe: Recipe) -> int:
     """Returns into how many shares a batch is divided; raises InputError if the plan knows no such division."""
     given, batch = recipe.parallel, recipe.data.batch
-    ranks = given.ranks or given.tensor
+    ranks = ranks_of(recipe)
     if ranks % given.tensor:
         raise InputError(field="parallel.tensor", value=given.tensor, allowed=f"a divisor of the {ranks} ranks")
     shares = ranks // given.tensor
@@ -59,6 +67,9 @@ def shares_of(recipe: Recipe) -> int:
             value=given.shard,
             allowed=f"0, 1 or {shares} for --dry-run",
         )
+    if shares % given.expert:
+        allowed = f"a divisor of the {shares} data-parallel ranks"
+        raise InputError(field="parallel.expert", value=given.expert, allowed=allowed)
     if batch % shares:
         raise InputError(
             f"{shares} ranks share a batch equally", field="data.batch", value=batch, allowed=f"a multiple of {shares}"

@@ -40,6 +40,10 @@ class Ranks:
         """Returns the norm of the whole gradient."""
         return torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None], foreach=True)
 
+    def clip(self, parameters: Sequence[Tensor], most: float, norm: Tensor) -> None:
+        """Scales the gradient, which has this norm, to at most another."""
+        torch.nn.utils.clip_grads_with_norm_(parameters, most, norm, foreach=True)
+
     def finite(self, tensor: Tensor) -> bool:
         """Returns whether all numbers of a tensor, wherever they are, are finite."""
         return bool(tensor.isfinite().all())

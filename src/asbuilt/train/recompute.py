@@ -1,8 +1,9 @@
 """Activation checkpointing: blocks whose activations are computed again in the backward pass.
 
 `full` keeps a block's input alone and runs the whole block twice (Chen et al. 2016, arXiv 1604.06174). `selective`
-keeps the results of matrix products and of attention too, and repeats only what is cheap: norms, activations, sums, and
-products that are larger than both their factors: attention's scores, where no fused kernel computes them.
+keeps the results of matrix products and of attention too, and what other ranks have sent, and repeats only what is
+cheap: norms, activations, sums, and products that are larger than both their factors: attention's scores, where no
+fused kernel computes them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
@@ -36,6 +38,7 @@ KEPT = frozenset(
         aten._scaled_dot_product_cudnn_attention.default,
     }
 )
+RECEIVED = frozenset({torch.ops._c10d_functional.all_to_all_single.default} if dist.is_available() else ())
 BATCHED = frozenset({aten.bmm.default, aten.baddbmm.default})
 
 
@@ -82,6 +85,8 @@ class Selection:
         known, seen = self.count, {False: 0, True: 0}
 
         def policy(at: Any, op: Any, *args: Any, **more: Any) -> CheckpointPolicy:  # noqa: ANN401
+            if op in RECEIVED:
+                return CheckpointPolicy.MUST_SAVE
             cheap = op not in KEPT or (op in BATCHED and _larger(*args[-2:]))
             if cheap or not torch.is_grad_enabled():  # an indexer's scores may change in place
                 return CheckpointPolicy.PREFER_RECOMPUTE

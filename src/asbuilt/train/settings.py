@@ -199,11 +199,13 @@ class Parallel:
     """Data-parallel ranks that divide weights, gradients and state (FSDP2; HSDP if not all); 0 for all, 1 for none."""
     tensor: int = 1
     """Neighbouring ranks that compute each layer together, each with its heads and columns."""
+    expert: int = 1
+    """Data-parallel ranks over which the experts of mixtures are spread; rows go to them and come back."""
     vocabulary: bool = True
-    """Whether those ranks divide embedding, head and loss by the vocabulary too."""
+    """Whether ranks that compute layers together divide embedding, head and loss by the vocabulary too."""
 
     def __post_init__(self) -> None:
-        for name, least in (("ranks", 0), ("shard", 0), ("tensor", 1)):
+        for name, least in (("ranks", 0), ("shard", 0), ("tensor", 1), ("expert", 1)):
             require_from(f"parallel.{name}", getattr(self, name), least)
 
 

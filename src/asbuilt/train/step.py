@@ -66,7 +66,7 @@ def train_step(
     `factor` multiplies the learning rates, `clip` limits the norm of the gradient, `z` weighs the z-loss, `rows` are
     those of a chunk of the loss, and products run in `autocast`, while weights keep their dtype. The losses of
     `experts` are means over the tokens of each batch, which they weigh by its targets. With other `ranks` the
-    batches are this one's shares; loss, gradient and targets are those of all.
+    batches are this one's shares, equal to theirs; loss, gradient and targets are those of all.
     """
     counted = round(ranks.total(sum(batch.counted for batch in batches)))
     optimizer.zero_grad()
@@ -77,7 +77,10 @@ def train_step(
         with casting(model, autocast), routing:
             loss = batch_loss(model, batch, z=z, rows=rows)
         total = loss.total / max(1, counted)
-        more = routing.loss(batch.counted / max(1, counted), len(batch.ids))
+        more = None
+        if routing.weighs:  # means over the tokens of all ranks, each of which has an equal number
+            weight = ranks.total(batch.counted) / max(1, counted) / ranks.count
+            more = routing.loss(weight, len(batch.ids), ranks)
         (total if more is None else total + more).backward()
         nats += loss.nats
     ranks.finish()
@@ -87,7 +90,7 @@ def train_step(
     if not (abs(loss) < float("inf") and size < float("inf")):
         raise NotFinite(first_not_finite(model, ranks), loss)
     if 0.0 < clip < size:
-        torch.nn.utils.clip_grads_with_norm_(held, clip, norm, foreach=True)
+        ranks.clip(held, clip, norm)
     optimizer.step(factor)
     routing.gather(ranks)
     routing.correct()

@@ -1,4 +1,4 @@
-"""Dividing a model over ranks: layers by tensor parallelism; weights, gradients and optimizer state by FSDP2.
+"""Dividing a model over ranks: layers by tensor parallelism, experts; weights, gradients and optimizer state by FSDP2.
 
 FSDP2 gathers each block while it runs, forward and backward; what lies outside the blocks is gathered once per
 micro-batch. With one rank per copy, nothing is gathered and gradients are summed over the copies.
@@ -7,14 +7,15 @@ micro-batch. With one rank per copy, nothing is gathered and gradients are summe
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from asbuilt.nn.block import Block
 from asbuilt.nn.linear import PartModule
 from asbuilt.nn.model import Model
 from asbuilt.train.divisible import tensor_share
-from asbuilt.train.many.extent import extents
+from asbuilt.train.many.expert import mixtures, spread_experts, stacks
+from asbuilt.train.many.extent import Extent, extents
 from asbuilt.train.many.group import Group, Held
 from asbuilt.train.many.tensor import compute_together, partial_weights, share
 
@@ -27,21 +28,32 @@ def divide(model: Model, group: Group, vocabulary: bool = True) -> Model:
     if group.tensor > 1:
         model = share(model, own, places)
         compute_together(model, whole, group.mesh.get_group("tensor"))
+    separate(model)
+    of_experts: dict[str, Extent] = {}
+    if group.expert > 1:
+        of_experts = spread_experts(model, group.spread.get_group("expert"), places)
+        places |= of_experts
     fully_share(model, group)
     held = dict(model.named_parameters())
     partial = [held[path] for path in partial_weights(own, whole)]
-    group.held = Held(spec=whole, extents=places, partial=partial, copies={held[p]: places[p].copies for p in held})
+    replicas = {path: group.at.of_experts[0] if path in of_experts else group.at.replicate for path in held}
+    copies: dict[Tensor, int] = {one: places[path].copies * replicas[path] for path, one in held.items()}
+    group.held = Held(spec=whole, extents=places, partial=partial, copies=copies)
     return model
 
 
 def fully_share(model: Model, group: Group) -> None:
     """Divides weights, gradients and state over the data-parallel ranks, in place."""
-    separate(model)
     model.to(group.device)
     whole = group.shard == 1
+    spread = [one for _, one in mixtures(model)] if group.expert > 1 else []
+    apart = {stack for one in spread for stack in stacks(one)}
     for one in model.modules():
         if isinstance(one, Block) and own_weights(one):
-            fully_shard(one, mesh=group.data, reshard_after_forward=not whole)
+            fully_shard(one, mesh=group.data, reshard_after_forward=not whole, ignored_params=apart)
+    for one in spread:
+        others = set(one.parameters()) - apart
+        fully_shard(one, mesh=group.experts, reshard_after_forward=not whole, ignored_params=others)
     fully_shard(model, mesh=group.data, reshard_after_forward=False)
     for one in model.modules():
         if isinstance(one, FSDPModule):

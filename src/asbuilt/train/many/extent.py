@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -33,6 +33,13 @@ def extents(whole: Model, own: Model, rank: int, ranks: int) -> dict[str, Extent
     """Returns the extent of each weight and buffer of `own` by path: that of rank `rank` of `ranks`, in their order."""
     shapes = {path: weight.shape for path, weight, _ in stored_weights(whole)}
     return {path: _extent(shapes[path], weight.shape, rank, ranks) for path, weight, _ in stored_weights(own)}
+
+
+def spread(extent: Extent, rank: int, ranks: int) -> Extent:
+    """Returns the extent of a stack of experts, of which each of `ranks` holds as many neighbours."""
+    each = extent.sizes[0] // ranks
+    offsets = (extent.offsets[0] + rank * each, *extent.offsets[1:])
+    return replace(extent, offsets=offsets, sizes=(each, *extent.sizes[1:]))
 
 
 def _extent(whole: tuple[int, ...], own: tuple[int, ...], rank: int, ranks: int) -> Extent:

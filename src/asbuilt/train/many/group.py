@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.rendezvous import rendezvous
@@ -35,11 +35,18 @@ class Arrangement(NamedTuple):
     replicate: int
     shard: int
     tensor: int = 1
+    expert: int = 1  # of the ranks that share batches
 
     @property
     def data(self) -> int:
         """Shares of each batch."""
         return self.replicate * self.shard
+
+    @property
+    def of_experts(self) -> tuple[int, int]:
+        """How many ranks hold copies of the same experts, and how many divide those that a copy holds."""
+        alone = self.shard == 1
+        return (self.replicate // self.expert, 1) if alone else (self.replicate, self.shard // self.expert)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +54,7 @@ class Held:
     """What a rank holds of the model of `spec`: the place of each of its tensors in the whole one, by path.
 
     Of the parameters `partial` each rank that divides layers has a part of the gradient alone; `copies` tells how many
-    of these ranks hold a parameter.
+    ranks hold the same part of a parameter.
     """
 
     spec: spec.Model
@@ -60,15 +67,19 @@ class Group(Ranks):
     """All processes of a run: `number` and `count` are those of the shares of a batch.
 
     There are `replicate` groups of `shard` that hold one copy of the weights together, each of which is `tensor`
-    processes that compute each layer together.
+    processes that compute each layer together. Of neighbours that share batches, `expert` hold a mixture's experts
+    together; `experts` is the mesh of those that hold the same.
     """
 
     held: Held
 
-    def __init__(self, mesh: DeviceMesh) -> None:
-        self.mesh = mesh
-        self.replicate, self.shard, self.tensor = at = Arrangement(*mesh.shape)
-        self.data = mesh["replicate", "shard"]
+    def __init__(self, at: Arrangement, device: str) -> None:
+        self.at = at
+        self.shard, self.tensor, self.expert = at.shard, at.tensor, at.expert
+        dense, spread = at[:3], (*at.of_experts, at.expert, at.tensor)
+        self.mesh = mesh = init_device_mesh(device, dense, mesh_dim_names=Arrangement._fields[:3])
+        self.spread = init_device_mesh(device, spread, mesh_dim_names=("replicate", "shard", "expert", "tensor"))
+        self.data, self.experts = mesh["replicate", "shard"], self.spread["replicate", "shard"]
         self.everyone = self.data._flatten("data").get_group()  # with whom this rank shares batches
         self.number, self.count = dist.get_rank(self.everyone), at.data
         self.first = dist.get_rank() == 0
@@ -119,9 +130,14 @@ class Group(Ranks):
         for one in parameters:
             if one.grad is not None:
                 found += _local(one.grad).double().square().sum() / self.held.copies[one]
-        for name in ("shard", "tensor"):
-            dist.all_reduce(found, group=self.mesh.get_group(name))
+        dist.all_reduce(found)
         return found.sqrt().float()
+
+    def clip(self, parameters: Sequence[Tensor], most: float, norm: Tensor) -> None:
+        """Scales this rank's parts of the gradient, which different ranks may divide."""
+        parts = [_local(one.grad) for one in parameters if one.grad is not None]
+        factor = (most / (norm + 1e-6)).clamp(max=1.0)  # as PyTorch's own does
+        torch._foreach_mul_(parts, factor)  # pyright: ignore[reportPrivateImportUsage]
 
     def finite(self, tensor: Tensor) -> bool:
         """Returns whether all numbers of a tensor, wherever they are, are finite."""
@@ -170,7 +186,7 @@ def joined(recipe: Recipe) -> Iterator[Group]:
         backend = "cuda:nccl,cpu:gloo" if cuda else "gloo"
         dist.init_process_group(backend, store=attempt, rank=rank, world_size=size)
     try:
-        yield Group(init_device_mesh("cuda" if cuda else "cpu", arrangement, mesh_dim_names=Arrangement._fields))
+        yield Group(arrangement, "cuda" if cuda else "cpu")
     finally:
         if own:
             dist.destroy_process_group()
@@ -190,6 +206,9 @@ def arranged(recipe: Recipe, ranks: int) -> Arrangement:
     if data % shard:
         kind = "data-parallel " if data < ranks else ""
         raise InputError(field="parallel.shard", value=shard, allowed=f"0 or a divisor of the {data} {kind}ranks")
+    if (shard if shard > 1 else data) % given.expert:
+        held = f"the {shard} ranks that divide weights" if shard > 1 else f"the {data} ranks that share batches"
+        raise InputError(field="parallel.expert", value=given.expert, allowed=f"a divisor of {held}")
     if batch % data:
         raise InputError(
             f"{data} ranks share a batch equally", field="data.batch", value=batch, allowed=f"a multiple of {data}"
@@ -198,7 +217,7 @@ def arranged(recipe: Recipe, ranks: int) -> Arrangement:
         raise InputError(
             "not for many ranks", field="optimizer.name", value=recipe.optimizer.name, allowed=" or ".join(OPTIMIZERS)
         )
-    return Arrangement(data // shard, shard, given.tensor)
+    return Arrangement(data // shard, shard, given.tensor, given.expert)
 
 
 def _local(tensor: Tensor) -> Tensor:
