@@ -184,7 +184,7 @@ def test_what_cannot_be_divided_is_refused_by_name(
 
 
 def test_a_process_alone_refuses_what_needs_others(tmp_path: Path) -> None:
-    for name in ("ranks", "shard", "tensor", "expert"):
+    for name in ("ranks", "shard", "tensor", "pipeline", "expert"):
         with pytest.raises(InputError, match=rf"parallel\.{name}: this process is alone.*torchrun --nproc-per-node 2"):
             run(recipe(tmp_path, "run", f"parallel.{name}=2"))
 

@@ -9,6 +9,7 @@ from typing import Any
 from asbuilt import spec
 from asbuilt.errors import InputError
 from asbuilt.spec.part import Part, walk
+from asbuilt.train.recipe import Recipe
 
 # Parts that are divided only where what they contain is.
 AROUND = (spec.Model, spec.Block, spec.Branch, spec.Linear, spec.HeadNorm)
@@ -58,6 +59,36 @@ def require_spread(model: spec.Model, ranks: int) -> None:
             raise InputError(problem, field="parallel.expert", value=ranks, allowed="1")
 
 
+def require_stages(model: spec.Model, recipe: Recipe) -> None:
+    """Raises InputError naming what keeps a model, or a recipe, from a pipeline of so many stages."""
+    stages = recipe.parallel.pipeline
+    if stages > 1 and (why := _not_staged(model, recipe)):
+        fix = "leave it at 1, or divide by parallel.tensor or parallel.shard"
+        raise InputError(why, field="parallel.pipeline", value=stages, fix=fix)
+
+
+def _not_staged(model: spec.Model, recipe: Recipe) -> str:
+    """Returns why stages cannot train a model; empty if they can."""
+    stages, data = recipe.parallel.pipeline, recipe.data
+    if stages > model.n_layers:
+        return f"the model has {model.n_layers} blocks"
+    if isinstance(model.head, spec.TiedHead):
+        return "the head is tied to the embedding, which another stage has"
+    if recipe.step.accumulate < stages:
+        return f"step.accumulate = {recipe.step.accumulate} must be at least as many micro-batches"
+    if data.objective != "next" or data.packing != "stream" or data.chat:
+        return "stages pass on texts without padding alone, of the objective next"
+    if recipe.parallel.shard != 1:
+        return "each rank of a stage holds all of it: parallel.shard must be 1"
+    for path, part in walk(model):
+        if type(part) not in STAGED:
+            return f"{path or 'the model'} ({type(part).__name__}): stages do not run it"
+        for name in BETWEEN:
+            if getattr(part, name, None):
+                return f"{path} ({type(part).__name__}): {name} passes from block to block beside the stream"
+    return ""
+
+
 def _refused(tensor: int, why: str) -> InputError:
     fix = "leave it at 1, or divide by parallel.shard alone"
     return InputError(why, field="parallel.tensor", value=tensor, fix=fix)
@@ -96,6 +127,25 @@ def _embedding(part: spec.TokenEmbedding, own: spec.TokenEmbedding) -> str:
 def _plain(part: Part, own: Part) -> str:
     return ""
 
+
+# Parts that need nothing but the stream of the block before theirs, and fields that ask for more.
+STAGED = (
+    spec.LanguageModel,
+    spec.Block,
+    spec.Branch,
+    spec.Linear,
+    spec.Attention,
+    spec.MLP,
+    spec.GatedMLP,
+    spec.RMSNorm,
+    spec.LayerNorm,
+    spec.HeadNorm,
+    spec.TokenEmbedding,
+    spec.LearnedPositions,
+    spec.Rotary,
+    spec.Head,
+)
+BETWEEN = ("kv_name", "kv_from", "weights_name", "weights_from", "updates", "predictors")
 
 CHECKS: dict[type[Part], Callable[[Any, Any], str]] = {
     spec.Attention: _attention,

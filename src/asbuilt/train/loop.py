@@ -34,7 +34,7 @@ from asbuilt.train import recipe as recipes
 from asbuilt.train.batch import IGNORED, Data
 from asbuilt.train.corpus import TOKENS, read_corpus
 from asbuilt.train.data import PairData
-from asbuilt.train.divisible import require_spread, tensor_share
+from asbuilt.train.divisible import require_spread, require_stages, tensor_share
 from asbuilt.train.experts import Routing
 from asbuilt.train.export import ADAPTER, EXPORTED, export
 from asbuilt.train.norms import Norms, Watched
@@ -207,6 +207,7 @@ def prepare(recipe: Recipe, divide: Callable[[Model], Model] = lambda model: mod
     # refuse before anything is built
     tensor_share(reading.spec, recipe.parallel.tensor, recipe.parallel.vocabulary)
     require_spread(reading.spec, recipe.parallel.expert)
+    require_stages(reading.spec, recipe)
     if recipe.model.weights:
         model = tuned_model(recipe.model.source, recipe.tune, recipe.run.seed)
     else:

@@ -6,7 +6,7 @@ from asbuilt.catalog.machine import Machine
 from asbuilt.errors import InputError
 from asbuilt.plan.train import TrainPlan, train
 from asbuilt.spec import Model
-from asbuilt.train.divisible import require_spread, tensor_share
+from asbuilt.train.divisible import require_spread, require_stages, tensor_share
 from asbuilt.train.loss import CHUNK
 from asbuilt.train.recipe import Recipe
 
@@ -22,6 +22,7 @@ def planned(recipe: Recipe, spec: Model, machine: Machine) -> TrainPlan:
     ranks, shares = ranks_of(recipe), shares_of(recipe)
     own = tensor_share(spec, given.tensor, given.vocabulary)
     require_spread(spec, given.expert)
+    require_stages(spec, recipe)
     batch = data.batch // shares * (2 if data.preferences else 1)
     targets = batch * data.context
     rows = step.loss_rows or max(1, CHUNK // own.n_vocab)
@@ -32,6 +33,8 @@ def planned(recipe: Recipe, spec: Model, machine: Machine) -> TrainPlan:
         batch=batch,
         gpus=ranks,
         tp=given.tensor,
+        pp=given.pipeline,
+        interleave=1,
         ep=given.expert,
         sequence_parallel=False,
         divide_vocabulary=given.vocabulary,
@@ -50,7 +53,7 @@ def planned(recipe: Recipe, spec: Model, machine: Machine) -> TrainPlan:
 def ranks_of(recipe: Recipe) -> int:
     """Returns the processes that a recipe asks for: as many as it must have, if it does not say."""
     given = recipe.parallel
-    return given.ranks or given.tensor * given.expert
+    return given.ranks or given.tensor * given.pipeline * given.expert
 
 
 def shares_of(recipe: Recipe) -> int:
@@ -59,7 +62,11 @@ def shares_of(recipe: Recipe) -> int:
     ranks = ranks_of(recipe)
     if ranks % given.tensor:
         raise InputError(field="parallel.tensor", value=given.tensor, allowed=f"a divisor of the {ranks} ranks")
-    shares = ranks // given.tensor
+    ways = given.tensor * given.pipeline
+    if ranks % ways:
+        allowed = f"such that tensor x pipeline = {ways} divides the {ranks} ranks"
+        raise InputError(field="parallel.pipeline", value=given.pipeline, allowed=allowed)
+    shares = ranks // ways
     if given.shard not in (0, 1, shares):
         raise InputError(
             "the plan knows weights that all ranks divide, or none",

@@ -33,6 +33,20 @@ class Ranks:
     def begin(self, model: Model, last: bool) -> None:
         """Prepares for the next micro-batch of a step, or for its last."""
 
+    def pipelined(
+        self, batches: Sequence[Batch], counted: int, *, z: float, rows: int | None, autocast: torch.dtype | None
+    ) -> Tensor | None:
+        """Computes the gradients of a step by a pipeline, and returns this rank's nats; None if there is none."""
+        return None
+
+    def nats(self, batch: Batch, *, rows: int | None) -> Tensor | None:
+        """Returns this rank's nats of a batch that passes through a pipeline; None if there is none."""
+        return None
+
+    def overall(self, value: float) -> float:
+        """Returns the sum of the values of all ranks and stages."""
+        return self.total(value)
+
     def finish(self) -> None:
         """Completes the gradients after the last micro-batch of a step."""
 
@@ -44,9 +58,9 @@ class Ranks:
         """Scales the gradient, which has this norm, to at most another."""
         torch.nn.utils.clip_grads_with_norm_(parameters, most, norm, foreach=True)
 
-    def finite(self, tensor: Tensor) -> bool:
-        """Returns whether all numbers of a tensor, wherever they are, are finite."""
-        return bool(tensor.isfinite().all())
+    def least(self, value: int) -> int:
+        """Returns the least value of any process."""
+        return value
 
     def share(self, batch: Batch) -> Batch:
         """Returns this rank's share of a batch."""

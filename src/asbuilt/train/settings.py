@@ -199,14 +199,26 @@ class Parallel:
     """Data-parallel ranks that divide weights, gradients and state (FSDP2; HSDP if not all); 0 for all, 1 for none."""
     tensor: int = 1
     """Neighbouring ranks that compute each layer together, each with its heads and columns."""
+    pipeline: int = 1
+    """Stages that a model's blocks are cut into, through which the micro-batches of a step pass (1F1B)."""
+    context: int = 1
+    """Ranks that divide each sequence; 1, since the loop does not have them (`asbuilt plan train --cp` plans them)."""
     expert: int = 1
     """Data-parallel ranks over which the experts of mixtures are spread; rows go to them and come back."""
     vocabulary: bool = True
     """Whether ranks that compute layers together divide embedding, head and loss by the vocabulary too."""
 
     def __post_init__(self) -> None:
-        for name, least in (("ranks", 0), ("shard", 0), ("tensor", 1), ("expert", 1)):
+        for name, least in (("ranks", 0), ("shard", 0), ("tensor", 1), ("pipeline", 1), ("expert", 1)):
             require_from(f"parallel.{name}", getattr(self, name), least)
+        if self.context != 1:
+            raise InputError(
+                "not trained yet: PyTorch's knows the attention kernels of CUDA alone",
+                field="parallel.context",
+                value=self.context,
+                allowed="1",
+                fix="asbuilt plan train --cp plans it",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from asbuilt.nn.model import Model
+from asbuilt.spec.part import stored_weights
 from asbuilt.train.batch import Batch, Preferences
 from asbuilt.train.experts import Routing
 from asbuilt.train.loss import Loss, loss_of
@@ -72,7 +74,8 @@ def train_step(
     optimizer.zero_grad()
     nats = torch.zeros((), device=model.device)
     routing = Routing(model, experts)
-    for i, batch in enumerate(batches):
+    piped = ranks.pipelined(batches, counted, z=z, rows=rows, autocast=autocast)
+    for i, batch in enumerate(batches if piped is None else ()):
         ranks.begin(model, i == len(batches) - 1)
         with casting(model, autocast), routing:
             loss = batch_loss(model, batch, z=z, rows=rows)
@@ -86,7 +89,7 @@ def train_step(
     ranks.finish()
     held = optimizer.parameters
     norm = ranks.norm(held)
-    loss, size = ranks.total(float(nats)) / max(1, counted), float(norm)
+    loss, size = ranks.overall(float(nats if piped is None else piped)) / max(1, counted), float(norm)
     if not (abs(loss) < float("inf") and size < float("inf")):
         raise NotFinite(first_not_finite(model, ranks), loss)
     if 0.0 < clip < size:
@@ -118,14 +121,22 @@ def casting(model: Model, dtype: torch.dtype | None) -> AbstractContextManager[o
 
 def first_not_finite(model: Model, ranks: Ranks = ALONE) -> str:
     """Returns the path of the first weight that is not finite, else of the first such gradient, else "the loss"."""
-    held = trainable(model)
-    for path, parameter, *_ in held:
-        if not ranks.finite(parameter):
-            return path
-    for path, parameter, *_ in held:
-        if parameter.grad is not None and not ranks.finite(parameter.grad):
-            return f"the gradient of {path}"
-    return "the loss"
+    paths = [path for path, *_ in stored_weights(model.spec)]
+    order = {path: i for i, path in enumerate(paths)}  # the same on all ranks, whatever each of them holds
+    found = 2 * len(paths)
+    for path, parameter, *_ in trainable(model):
+        if not bool(local(parameter).isfinite().all()):
+            found = min(found, order[path])
+        elif parameter.grad is not None and not bool(local(parameter.grad).isfinite().all()):
+            found = min(found, len(paths) + order[path])
+    found = ranks.least(found)
+    named = [*paths, *(f"the gradient of {path}" for path in paths), "the loss"]
+    return named[found]
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Returns this rank's part of a tensor, which others may hold too."""
+    return getattr(tensor, "to_local", lambda: tensor)()  # of a DTensor
 
 
 @torch.no_grad()
@@ -141,6 +152,7 @@ def evaluate(
     total, counted = 0.0, 0
     for batch in batches:
         with casting(model, autocast):
-            total += float(batch_loss(model, batch, rows=rows).nats)
+            nats = ranks.nats(batch, rows=rows)
+            total += float(batch_loss(model, batch, rows=rows).nats if nats is None else nats)
         counted += batch.counted
-    return ranks.total(total) / max(1.0, ranks.total(counted))
+    return ranks.overall(total) / max(1.0, ranks.total(counted))

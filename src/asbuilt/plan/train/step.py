@@ -146,11 +146,15 @@ class TrainingStep:
 
     @cached_property
     def pipeline(self) -> Traffic:
-        """Pipeline traffic: activations and their gradient; a tied table's gradient between first and last stage."""
+        """Pipeline traffic: activations and their gradient; a tied table's gradient between first and last stage.
+
+        The first stage has nothing to send back, nor the last to send on: of two devices each sends one chunk fewer.
+        """
         layout, shares = self.layout, self.stages[0].shares
         if layout.pp == 1:
             return NOTHING
-        stream = 2 * shares.stream * self.job.accumulate * self.job.interleave
+        chunks = 2 * self.job.interleave - (layout.pp == 2)
+        stream = chunks * shares.stream * self.job.accumulate
         return self._traffic(
             stream + shares.copied.gradients,
             layout.pp,

@@ -17,6 +17,8 @@ from asbuilt.train.divisible import tensor_share
 from asbuilt.train.many.expert import mixtures, spread_experts, stacks
 from asbuilt.train.many.extent import Extent, extents
 from asbuilt.train.many.group import Group, Held
+from asbuilt.train.many.pipeline import Staged, cut
+from asbuilt.train.many.state import stored
 from asbuilt.train.many.tensor import compute_together, partial_weights, share
 
 
@@ -29,15 +31,20 @@ def divide(model: Model, group: Group, vocabulary: bool = True) -> Model:
         model = share(model, own, places)
         compute_together(model, whole, group.mesh.get_group("tensor"))
     separate(model)
+    if group.stages > 1:
+        cut(model, group.stage, group.stages)
+        places = {path: places[path] for path in places if path in stored(model)}
     of_experts: dict[str, Extent] = {}
     if group.expert > 1:
         of_experts = spread_experts(model, group.spread.get_group("expert"), places)
         places |= of_experts
     fully_share(model, group)
     held = dict(model.named_parameters())
-    partial = [held[path] for path in partial_weights(own, whole)]
+    partial = [held[path] for path in partial_weights(own, whole) if path in held]
     replicas = {path: group.at.of_experts[0] if path in of_experts else group.at.replicate for path in held}
     copies: dict[Tensor, int] = {one: places[path].copies * replicas[path] for path, one in held.items()}
+    if group.stages > 1:
+        group.pipeline = Staged(model, group)
     group.held = Held(spec=whole, extents=places, partial=partial, copies=copies)
     return model
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -15,7 +15,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.rendezvous import rendezvous
-from torch.distributed.tensor import DTensor
 
 from asbuilt import spec
 from asbuilt.errors import InputError
@@ -24,9 +23,27 @@ from asbuilt.train.batch import IGNORED, Batch
 from asbuilt.train.many.extent import Extent
 from asbuilt.train.ranks import Ranks
 from asbuilt.train.recipe import Recipe
+from asbuilt.train.step import local
 
 T = TypeVar("T")
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"  # how often torchrun has started the processes again
+
+
+MESH = ("stage", "replicate", "shard", "tensor")  # the busiest groups are of neighbours
+
+
+class Pipeline(Protocol):
+    """Passes the batches of a step, or one, through the stages."""
+
+    def gradients(
+        self, batches: Sequence[Batch], counted: int, *, z: float, rows: int | None, autocast: torch.dtype | None
+    ) -> Tensor:
+        """Returns this rank's nats of a step's batches, whose gradients it has added."""
+        ...
+
+    def nats(self, batch: Batch, *, rows: int | None = None) -> Tensor:
+        """Returns this rank's nats of a batch."""
+        ...
 
 
 class Arrangement(NamedTuple):
@@ -36,6 +53,7 @@ class Arrangement(NamedTuple):
     shard: int
     tensor: int = 1
     expert: int = 1  # of the ranks that share batches
+    stages: int = 1
 
     @property
     def data(self) -> int:
@@ -68,17 +86,19 @@ class Group(Ranks):
 
     There are `replicate` groups of `shard` that hold one copy of the weights together, each of which is `tensor`
     processes that compute each layer together. Of neighbours that share batches, `expert` hold a mixture's experts
-    together; `experts` is the mesh of those that hold the same.
+    together; `experts` is the mesh of those that hold the same. All of these are of one of `stages`.
     """
 
     held: Held
+    pipeline: Pipeline | None = None
 
     def __init__(self, at: Arrangement, device: str) -> None:
         self.at = at
-        self.shard, self.tensor, self.expert = at.shard, at.tensor, at.expert
-        dense, spread = at[:3], (*at.of_experts, at.expert, at.tensor)
-        self.mesh = mesh = init_device_mesh(device, dense, mesh_dim_names=Arrangement._fields[:3])
-        self.spread = init_device_mesh(device, spread, mesh_dim_names=("replicate", "shard", "expert", "tensor"))
+        self.shard, self.tensor, self.expert, self.stages = at.shard, at.tensor, at.expert, at.stages
+        dense, spread = (at.stages, *at[:3]), (at.stages, *at.of_experts, at.expert, at.tensor)
+        self.mesh = mesh = init_device_mesh(device, dense, mesh_dim_names=MESH)
+        self.spread = init_device_mesh(device, spread, mesh_dim_names=(*MESH[:3], "expert", "tensor"))
+        self.stage, self.neighbours = mesh.get_local_rank("stage"), mesh.get_group("stage")
         self.data, self.experts = mesh["replicate", "shard"], self.spread["replicate", "shard"]
         self.everyone = self.data._flatten("data").get_group()  # with whom this rank shares batches
         self.number, self.count = dist.get_rank(self.everyone), at.data
@@ -101,6 +121,23 @@ class Group(Ranks):
         dist.all_reduce(made, group=self.everyone)
         return made
 
+    def overall(self, value: float) -> float:
+        """Returns the sum of the values of all ranks and stages."""
+        made = torch.tensor(self.total(value), dtype=torch.float64, device=self.device)
+        dist.all_reduce(made, group=self.neighbours)
+        return float(made)
+
+    def pipelined(
+        self, batches: Sequence[Batch], counted: int, *, z: float, rows: int | None, autocast: torch.dtype | None
+    ) -> Tensor | None:
+        """Computes the gradients of a step by a pipeline, and returns this rank's nats; None if there is none."""
+        one = self.pipeline
+        return None if one is None else one.gradients(batches, counted, z=z, rows=rows, autocast=autocast)
+
+    def nats(self, batch: Batch, *, rows: int | None) -> Tensor | None:
+        """Returns this rank's nats of a batch that passes through a pipeline; None if there is none."""
+        return None if self.pipeline is None else self.pipeline.nats(batch, rows=rows)
+
     def anywhere(self, value: float) -> float:
         """Returns the sum of the values of all processes."""
         made = torch.tensor(value, dtype=torch.float64, device=self.device)
@@ -117,7 +154,7 @@ class Group(Ranks):
 
     def finish(self) -> None:
         """Adds up the gradients of which each rank of a layer has a part."""
-        grads = [_local(one.grad) for one in self.held.partial if one.grad is not None]
+        grads = [local(one.grad) for one in self.held.partial if one.grad is not None]
         if grads:
             flat = torch.cat([grad.flatten() for grad in grads])
             dist.all_reduce(flat, group=self.mesh.get_group("tensor"))
@@ -129,19 +166,21 @@ class Group(Ranks):
         found = torch.zeros((), dtype=torch.float64, device=self.device)
         for one in parameters:
             if one.grad is not None:
-                found += _local(one.grad).double().square().sum() / self.held.copies[one]
+                found += local(one.grad).double().square().sum() / self.held.copies[one]
         dist.all_reduce(found)
         return found.sqrt().float()
 
     def clip(self, parameters: Sequence[Tensor], most: float, norm: Tensor) -> None:
         """Scales this rank's parts of the gradient, which different ranks may divide."""
-        parts = [_local(one.grad) for one in parameters if one.grad is not None]
+        parts = [local(one.grad) for one in parameters if one.grad is not None]
         factor = (most / (norm + 1e-6)).clamp(max=1.0)  # as PyTorch's own does
         torch._foreach_mul_(parts, factor)  # pyright: ignore[reportPrivateImportUsage]
 
-    def finite(self, tensor: Tensor) -> bool:
-        """Returns whether all numbers of a tensor, wherever they are, are finite."""
-        return self.anywhere(float(not bool(_local(tensor).isfinite().all()))) == 0
+    def least(self, value: int) -> int:
+        """Returns the least value of any process."""
+        made = torch.tensor(value, device=self.device)
+        dist.all_reduce(made, dist.ReduceOp.MIN)
+        return int(made)
 
     def share(self, batch: Batch) -> Batch:
         """Returns this rank's share of a batch; a rank for which there is no row has one without targets."""
@@ -201,7 +240,11 @@ def arranged(recipe: Recipe, ranks: int) -> Arrangement:
         )
     if ranks % given.tensor:
         raise InputError(field="parallel.tensor", value=given.tensor, allowed=f"a divisor of the {ranks} ranks")
-    data = ranks // given.tensor
+    ways = given.tensor * given.pipeline
+    if ranks % ways:
+        allowed = f"such that tensor x pipeline = {ways} divides the {ranks} ranks"
+        raise InputError(field="parallel.pipeline", value=given.pipeline, allowed=allowed)
+    data = ranks // ways
     shard = given.shard or data
     if data % shard:
         kind = "data-parallel " if data < ranks else ""
@@ -217,11 +260,7 @@ def arranged(recipe: Recipe, ranks: int) -> Arrangement:
         raise InputError(
             "not for many ranks", field="optimizer.name", value=recipe.optimizer.name, allowed=" or ".join(OPTIMIZERS)
         )
-    return Arrangement(data // shard, shard, given.tensor, given.expert)
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return Arrangement(data // shard, shard, given.tensor, given.expert, given.pipeline)
 
 
 # Their updates are elementwise: a part of a weight needs nothing of the others.

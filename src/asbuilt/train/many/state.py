@@ -21,7 +21,6 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from asbuilt.checkpoint.save import aside
 from asbuilt.errors import InputError
-from asbuilt.nn.build import stored_tensors
 from asbuilt.nn.model import Model
 from asbuilt.spec.part import stored_weights
 from asbuilt.train.many.extent import Extent, whole_of
@@ -37,7 +36,7 @@ def save_state(
     """Writes the checkpoint of a step, each rank its part; raises InputError on all ranks if one cannot."""
     made = folder / f"step-{at.step:08d}"
     places = group.held.extents
-    tensors = {path: Piece.of(tensor, places[path]) for path, tensor in stored_tensors(model).items()}
+    tensors = {path: Piece.of(tensor, places[path]) for path, tensor in stored(model).items()}
     tensors |= _optimizer_pieces(model, optimizer, places)
     size = round(group.anywhere(sum(one.view_of.nbytes for one in tensors.values())))
     writing = aside(made, size + ROOM)
@@ -70,7 +69,7 @@ def load_state(checkpoint: Path, model: Model, optimizer: Optimizers, group: Gro
     whole = {path: torch.empty(weight.shape, device="meta") for path, weight, _ in stored_weights(held.spec)}
     require_alike(whole, {key: one for key, one in found.items() if "/" not in key}, checkpoint)
     state: dict[str, Tensor] = {}
-    pieces = {path: Piece.of(tensor, held.extents[path]) for path, tensor in stored_tensors(model).items()}
+    pieces = {path: Piece.of(tensor, held.extents[path]) for path, tensor in stored(model).items()}
     for key, like in found.items():
         path, slash, _ = key.rpartition("/")
         if slash and path not in whole:
@@ -91,6 +90,12 @@ def load_state(checkpoint: Path, model: Model, optimizer: Optimizers, group: Gro
             for parameter in each["params"]:
                 one.state[parameter] = restored.get(parameter, {})
     return Position(**document["position"])
+
+
+def stored(model: Model) -> dict[str, Tensor]:
+    """Returns the tensors that checkpoints hold, by path, of those that this rank's stage has."""
+    held: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return {path: held[path] for path, *_ in stored_weights(model.spec) if path in held}
 
 
 def sizes(reader: HuggingFaceStorageReader, checkpoint: Path) -> dict[str, Tensor]:
