@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 
 from asbuilt.kernels.attention import Mask, attend
@@ -177,6 +178,8 @@ class Attention(PartModule):
         if joined is not None:  # no norm in between: RoPE is applied to q and k at once
             qk, v = joined.view(B, T, -1, part.d_head).split((part.n_heads + part.n_kv_heads, part.n_kv_heads), 2)
             q, k = self.turned(qk, step).split((part.n_heads, part.n_kv_heads), 2)
+            if torch.is_grad_enabled() and isinstance(part.positions, positions.Rotary):
+                v = v.contiguous()  # else q and k before RoPE would be kept for the backward pass
             return q, (k, v)
         q, *kv = self.qkv(x_BTM)
         if beside is not None:

@@ -85,13 +85,7 @@ def _chunks(x_NM: Tensor, targets_N: Tensor, rows: int) -> Iterator[tuple[Tensor
 
 def _measured(logits_NV: Tensor, targets_N: Tensor, z: float) -> Loss:
     """Returns the sums of one chunk, computed in float32 or wider."""
-    wide_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
-    if z == 0.0:
-        nats = F.cross_entropy(wide_NV, targets_N, reduction="sum")
-        return Loss(nats, nats.detach())
-    log_z_N = wide_NV.logsumexp(-1)
-    nats = (log_z_N - wide_NV.gather(-1, targets_N[:, None])[:, 0]).sum()
-    return Loss(nats + z * log_z_N.square().sum(), nats.detach())
+    return Loss(*NegativeLogLikelihood.apply(logits_NV, targets_N, z))
 
 
 def _summed(losses: list[Loss], x_NM: Tensor) -> Loss:
@@ -100,6 +94,38 @@ def _summed(losses: list[Loss], x_NM: Tensor) -> Loss:
     if len(losses) == 1:
         return losses[0]
     return Loss(torch.stack([one.total for one in losses]).sum(), torch.stack([one.nats for one in losses]).sum())
+
+
+class NegativeLogLikelihood(torch.autograd.Function):
+    """Both sums, of logits l; dl = p (1 + 2 z ln Z) - 1[target] takes the place of ln p, which is all that is saved.
+
+    PyTorch's own cross-entropy fills a tensor of that size with zeros for the gradient of ln p, and another with dl. A
+    second backward pass over the same graph raises RuntimeError, as ln p is gone.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits_NV: Tensor, targets_N: Tensor, z: float) -> tuple[Tensor, Tensor]:  # noqa: ANN401, D102
+        wide = torch.promote_types(logits_NV.dtype, torch.float32)
+        wide_NV = logits_NV.to(wide)
+        log_z_N = wide_NV.logsumexp(-1) if z else None
+        # a copy is not needed again
+        log_p_NV = torch.log_softmax(wide_NV, -1, out=None if wide_NV is logits_NV else wide_NV)
+        nats = -log_p_NV.gather(-1, targets_N[:, None]).sum()
+        ctx.save_for_backward(log_p_NV, targets_N, log_z_N)
+        ctx.z, ctx.dtype = z, logits_NV.dtype
+        ctx.mark_non_differentiable(nats)
+        total = nats.clone() if log_z_N is None else nats + z * log_z_N.square().sum()
+        return total, nats
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, d: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401, D102  # pyright: ignore[reportIncompatibleMethodOverride]
+        log_p_NV, targets_N, log_z_N = ctx.saved_tensors
+        dl_NV = log_p_NV.exp_()
+        if log_z_N is not None:
+            dl_NV.mul_(1 + 2 * ctx.z * log_z_N[:, None])
+        dl_NV.scatter_add_(-1, targets_N[:, None], dl_NV.new_full((len(targets_N), 1), -1.0))
+        return dl_NV.mul_(d).to(ctx.dtype), None, None
 
 
 class ChunkedLoss(torch.autograd.Function):
