@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ DOUBLE = torch.float64
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_one_product_for_q_k_and_v_has_the_gradients_of_three(family: str) -> None:
     d, heads = random.choice([(8, 2), (12, 3)])
-    sizes = {"n_vocab": 17, "d_model": d, "n_layers": 2, "n_heads": heads, "max_positions": 16}
+    sizes: dict[str, Any] = {"n_vocab": 17, "d_model": d, "n_layers": 2, "n_heads": heads, "max_positions": 16}
     spec = gpt2.build(**sizes) if family == "gpt2" else llama.build(**sizes, n_kv_heads=1, d_ff=11)
     ids = torch.randint(17, (2, 9))
     batch = Batch(ids=ids, targets=ids.roll(-1, 1))
@@ -83,7 +83,7 @@ def test_autocast_attends_to_few_keys_in_float32(masked: str) -> None:
         found = attend(q, k, v, "causal" if added is None else added, scale=0.3, kernel="fused")
     assert found.dtype is torch.bfloat16
     wide = [x.detach().double().requires_grad_() for x in (q, k, v)]
-    wanted = reference(*wide, "causal" if added is None else added.double(), 0.3)
+    wanted = reference(wide[0], wide[1], wide[2], "causal" if added is None else added.double(), 0.3)
     pairs = zip(torch.autograd.grad(found, (q, k, v), dy), torch.autograd.grad(wanted, wide, dy.double()), strict=True)
     for a, b in pairs:
         assert float((a.double() - b).abs().max()) <= 2**-8 * float(b.abs().max())

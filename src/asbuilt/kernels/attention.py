@@ -97,7 +97,7 @@ def _widened(x_BHTD: Tensor, width: int) -> Tensor:
 
 
 def _widens(q: Tensor, n_keys: int) -> bool:
-    """Returns whether autocast gains by float32: the kernel's backward pass in bfloat16 takes twice that for few keys."""
+    """Returns whether autocast gains by float32: of few keys, the kernel's backward in bfloat16 takes twice that."""
     narrow = q.dtype is torch.bfloat16 and q.device.type == "cpu" and n_keys < FEW_KEYS
     return narrow and torch.is_grad_enabled() and torch.is_autocast_enabled("cpu")
 
