@@ -53,6 +53,7 @@ WRITTEN = {
         "sequence_parallel": True,
         "checkpointing": "none",
         "chunked_loss": 1,
+        "loss": "pytorch",
         "offload": "none",
         "kernel_efficiency": 0.57,
         "reserve": 0.05,

