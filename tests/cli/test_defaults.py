@@ -54,6 +54,7 @@ WRITTEN = {
         "divide_vocabulary": True,
         "checkpointing": "none",
         "chunked_loss": 1,
+        "loss": "pytorch",
         "offload": "none",
         "kernel_efficiency": 0.57,
         "reserve": 0.05,
