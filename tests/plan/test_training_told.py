@@ -215,10 +215,10 @@ def test_the_derivation_of_a_step() -> None:
         "computing": pytest.approx(99.581952e-6),
         "tensor": 0,
         "expert": 0,
-        "pipeline": pytest.approx(163.84e-9),
+        "pipeline": pytest.approx(81.92e-9),
         "context": 0,
     }
-    assert lines["communication: pipeline"].numbers == {"bytes one device sends": 65_536, "bytes a second": 100e9}
+    assert lines["communication: pipeline"].numbers == {"bytes one device sends": 32_768, "bytes a second": 100e9}
     assert lines["one step"].note == "lower bound"
     for way, more in (("none", ""), ("selective", ""), ("full", ", every block run again")):
         first = plan(Subject(DENSE), MACHINE, Options(**{**BASE, "checkpointing": way})).trial.step.lines()[0]
@@ -500,15 +500,15 @@ def test_tables() -> None:
     assert step.title == "One step of one device"
     assert [row[:4] for row in step.rows[:5]] == [
         ("computing", "", "", "0.0003983"),
-        ("pipeline", "0.000", "6.554e-7", "6.554e-7"),
-        ("pipeline bubble", "", "", "9.975e-5"),
+        ("pipeline", "0.000", "3.277e-7", "3.277e-7"),
+        ("pipeline bubble", "", "", "9.966e-5"),
         ("optimizer", "", "", "3.521e-6"),
-        ("one step, at least", "", "", "0.0005023"),
+        ("one step, at least", "", "", "0.0005018"),
     ]
     assert step.rows[0][4] == "1 TFLOP/s bf16 at 50%"
     assert step.rows[2][4] == "20.0% of the micro-batches' time, 1 chunks per stage"
-    assert step.rows[4][4] == "256 tokens, 509,706 tokens/s"  # 256 / 502.25024 us
-    # 10^6 steps of 502.25024 us: 0.0058131 days, 2 GPUs for 0.1395 hours at 3.6
+    assert step.rows[4][4] == "256 tokens, 510,122 tokens/s"  # 256 / 501.84064 us
+    # 10^6 steps of 501.84064 us: 0.0058083 days, 2 GPUs for 0.1394 hours at 3.6
     assert [row for row in run_.rows if "at least" in str(row[0])] == [
         ("days, at least", "0.01", "at this layout's step time"),
         ("money, at least", "1", "at 3.6 per GPU-hour"),
