@@ -20,14 +20,20 @@ from asbuilt.plan.lines import Line
 from asbuilt.plan.network import NETWORK, joining
 from asbuilt.plan.placement import Placement, divisors
 from asbuilt.plan.suggestion import Suggestion
+from asbuilt.plan.train import schedule
+from asbuilt.plan.train.efficiency import reached
 from asbuilt.plan.train.ladder import against, ladder, logits
 from asbuilt.plan.train.optimizers import BY_SHAPE, State
 from asbuilt.plan.train.options import ASSUMPTIONS, CHINCHILLA, HOST, SIX, Options, require_number
-from asbuilt.plan.train.shares import Adapters, Piece, Shares, Slice, Work, shares, split
+from asbuilt.plan.train.published import SECONDS_AN_HOUR, Run, nearest
+from asbuilt.plan.train.shares import Adapters, Piece, Shares, Slice, shares, split
 from asbuilt.plan.train.stages import Section, StageMemory, fullest, sections
 from asbuilt.plan.train.step import Speed, TrainingStep
+from asbuilt.plan.train.work import Timed, Work
 from asbuilt.spec import LanguageModel, Model, Part, Pass, VisionLanguageModel, adapted
 from asbuilt.spec.adapters import is_pattern
+from asbuilt.spec.embedding import TokenEmbedding
+from asbuilt.spec.head import Head, TiedHead
 from asbuilt.spec.part import Weight
 
 SECONDS_A_DAY = 86400
@@ -92,7 +98,7 @@ class Subject:
         o = options
         pp = o.pp if self.model is None else None
         self._check_stages(o)
-        alike = (o.sequence_parallel, o.divide_vocabulary)
+        alike = (o.sequence_parallel, o.divide_vocabulary, o.pad_vocabulary)
         key = (o.batch, o.seq, o.tp, o.cp, o.ep, pp, o.recipe, o.adapters, *alike)
         if key not in self._kept:
             self._check(o)
@@ -101,12 +107,17 @@ class Subject:
             if self.model is None:
                 self._kept[key] = self._bare(o, at)
             else:
-                self._kept[key] = shares(self._with(o.adapters), o.recipe, o.adapters, at, self._pieces)
+                model = self._with(o.adapters, o.pad_vocabulary * o.tp if o.pad_vocabulary > 1 else 1)
+                self._kept[key] = shares(model, o.recipe, o.adapters, at, self._pieces)
         return self._kept[key]
 
-    def _with(self, adapters: Adapters | None) -> Model:
-        """Returns the model with its adapters; raises InputError for targets that are none."""
+    def _with(self, adapters: Adapters | None, rows: int = 1) -> Model:
+        """Returns the model with its adapters and padded rows; raises InputError for targets that are none."""
         assert self.model is not None
+        if rows > 1:
+            if ("padded", rows, adapters) not in self._adapted:
+                self._adapted["padded", rows, adapters] = _padded(self._with(adapters), rows)
+            return self._adapted["padded", rows, adapters]
         if adapters is None:
             return self.model
         key = (adapters.rank, adapters.targets)
@@ -190,7 +201,8 @@ class Subject:
         """Returns the shares of a number of parameters, evenly divided: state, 2N FLOPs per token, no activations."""
         own = Weight(shape=(split(self.total, o.tp * o.pp),), role="matrix")
         work = Work(trained=split(2 * own.size * at.run.rows, o.cp))
-        piece = Piece(dense=o.recipe.trained(own, "other"), work=work)
+        products = Timed(flops=work.trained, rows=0, weights=0, gradients=2)
+        piece = Piece(dense=o.recipe.trained(own, "other"), work=work, products=(products,))
         return Shares(
             before=Piece(),
             kinds=(piece,),
@@ -219,10 +231,16 @@ def chunks(options: Options, blocks: int) -> int:
 
     Raises InputError for more chunks than blocks per stage, and if the interleaved schedule has incomplete rounds.
     """
-    most = split(blocks, options.pp)
+    most, way = split(blocks, options.pp), options.schedule
     whole = options.pp > 1 and options.accumulate % options.pp == 0
+    if way is not None:
+        schedule.require(way, options.pp, options.accumulate)
     if options.interleave is None:
-        return most if whole else 1
+        return most if whole and way in (None, "interleaved") else 2 if way == "zb-v" and most > 1 else 1
+    if way not in (None, "interleaved") and options.interleave > 1:
+        raise InputError(
+            f"{way} has chunks of its own", field="interleave", value=options.interleave, allowed="1, or left out"
+        )
     if options.interleave > most:
         raise InputError(
             "more chunks than a stage has blocks", field="interleave", value=options.interleave, allowed=f"1 to {most}"
@@ -236,6 +254,21 @@ def chunks(options: Options, blocks: int) -> int:
             fix=f"set --accumulate to a multiple of pp = {options.pp}",
         )
     return options.interleave
+
+
+def _padded(model: Model, rows: int) -> Model:
+    """Returns the model with a vocabulary that is a multiple of `rows`, as Megatron-LM pads it."""
+    n_vocab = split(model.n_vocab, rows) * rows
+    if not isinstance(model.embedding, TokenEmbedding) or not isinstance(model.head, Head | TiedHead):
+        raise InputError(
+            "only a vocabulary with one table and a head of its own can be padded",
+            field="pad_vocabulary",
+            value=rows,
+            allowed="1",
+        )
+    embedding, head = replace(model.embedding, n_vocab=n_vocab), replace(model.head, n_vocab=n_vocab)
+    fewer: dict[str, Any] = {"predictors": ()} if getattr(model, "predictors", ()) else {}  # which are not trained
+    return replace(model, embedding=embedding, head=head, **fewer)
 
 
 def _folded(model: Model, figure: Callable[[Part], int]) -> int:
@@ -301,6 +334,15 @@ def attempt(subject: Subject, machine: Machine, options: Options) -> Trial:
 def speed_of(machine: Machine, options: Options) -> Speed:
     """Returns the machine's rate at the run's precision and its links, with the source of each."""
     rate, precision = machine.rate(options.dtype)
+    narrow, how = machine.rate("fp8")
+    if options.fp8 and how != "fp8":
+        raise InputError(
+            f"no rate is known for fp8 on {machine.name}",
+            field="fp8",
+            value=True,
+            allowed="a machine that has one",
+            fix=f"state one: --gpu {machine.name},fp8=100T",
+        )
     network = joining(
         machine,
         options.gpus,
@@ -312,11 +354,16 @@ def speed_of(machine: Machine, options: Options) -> Speed:
             "host": ASSUMPTIONS["host"] if options.host == HOST else "as given",
         },
     )
+    assumed = reached(machine)
+    if options.kernel_efficiency is None:  # otherwise a lower bound, at full rates
+        network = network.reaching(assumed.link)
     return Speed(
         rate=rate,
         precision=precision,
+        narrow=narrow,
         memory=machine.bandwidth,
         efficiency=options.kernel_efficiency,
+        assumed=assumed,
         utilisation=options.utilisation,
         network=network,
     )
@@ -381,6 +428,22 @@ class TrainPlan:
         """Days for all tokens, at the time of a step."""
         step = self.trial.step
         return self.tokens / step.tokens * step.seconds / SECONDS_A_DAY
+
+    @property
+    def gpu_hours(self) -> float:
+        """GPU hours for all tokens, at the time of a step."""
+        return self.days * 24 * self.trial.layout.gpus
+
+    @property
+    def published(self) -> Run:
+        """The published whole run that is nearest in size, on such machines if there is one."""
+        return nearest(self.machine, self.active)
+
+    @property
+    def published_hours(self) -> float:
+        """GPU hours for all tokens at the utilisation of that whole run, by 6ND."""
+        rate, _ = self.machine.rate("bf16")
+        return self.flops_total / (rate * self.published.mfu) / SECONDS_AN_HOUR
 
     @property
     def money(self) -> float | None:

@@ -11,17 +11,20 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from asbuilt import cost
-from asbuilt.cost.bill import TRAINING_FACTOR
 from asbuilt.cost.folded import Node
 from asbuilt.kernels.memory import memory
 from asbuilt.plan.devices import ABOVE, known
 from asbuilt.plan.placement import Placement
 from asbuilt.plan.train.optimizers import Recipe, State
+from asbuilt.plan.train.work import Timed, Work
 from asbuilt.spec import Block, Branch, Map, Model, Part, Pass
 from asbuilt.spec.part import Kind, Weight, walk
 
-Checkpointing = Literal["none", "selective", "full"]
-CHECKPOINTING: tuple[Checkpointing, ...] = ("none", "selective", "full")
+# asbuilt's own words, then Megatron-LM's selective recomputation (arXiv 2205.05198, section 5), of attention's scores,
+# and torchtitan's list of operations, whose results it keeps: attention's, and those of every other product.
+Checkpointing = Literal["none", "selective", "full", "megatron-selective", "torchtitan-op"]
+OWN_CHECKPOINTING: tuple[Checkpointing, ...] = ("none", "selective", "full")
+CHECKPOINTING: tuple[Checkpointing, ...] = (*OWN_CHECKPOINTING, "megatron-selective", "torchtitan-op")
 # The loss is computed in float32.
 LOGITS_WIDTH = 4
 # How the names of an adapter's own matrices end.
@@ -41,58 +44,6 @@ class Adapters:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
-    """FLOPs of one forward pass by what its backward pass needs: both factors' gradients, or only one's.
-
-    `frozen` are those of one gradient: of weights that are not trained, and of products with the data itself. `alone`
-    are those that are computed without gradients, `recomputed` those that a kernel computes again in its backward pass,
-    which are among the others.
-    """
-
-    trained: int = 0
-    frozen: int = 0
-    scores: int = 0
-    scores_causal: int = 0
-    alone: int = 0
-    alone_causal: int = 0
-    recomputed: int = 0
-
-    def __add__(self, other: Work) -> Work:
-        return Work(
-            trained=self.trained + other.trained,
-            frozen=self.frozen + other.frozen,
-            scores=self.scores + other.scores,
-            scores_causal=self.scores_causal + other.scores_causal,
-            alone=self.alone + other.alone,
-            alone_causal=self.alone_causal + other.alone_causal,
-            recomputed=self.recomputed + other.recomputed,
-        )
-
-    def times(self, count: int) -> Work:
-        """The same for `count` of them."""
-        return Work(
-            trained=count * self.trained,
-            frozen=count * self.frozen,
-            scores=count * self.scores,
-            scores_causal=count * self.scores_causal,
-            alone=count * self.alone,
-            alone_causal=count * self.alone_causal,
-            recomputed=count * self.recomputed,
-        )
-
-    def forward(self, *, causal: bool = True) -> int:
-        """One forward pass."""
-        scores = self.scores_causal + self.alone_causal if causal else self.scores + self.alone
-        return self.trained + self.frozen + scores
-
-    def training(self, *, causal: bool = True) -> int:
-        """Forward, backward at twice that, or once for products whose weight is frozen, and what is recomputed."""
-        alone = self.alone_causal if causal else self.alone
-        trained = TRAINING_FACTOR * self.forward(causal=causal) + self.recomputed
-        return trained - self.frozen - (TRAINING_FACTOR - 1) * alone
-
-
-@dataclass(frozen=True, kw_only=True)
 class Piece:
     """One device's share of a piece, ZeRO apart, and of one micro-batch.
 
@@ -101,7 +52,8 @@ class Piece:
     summed over tensor-parallel ranks in a forward pass, and as many backward, `again` with full checkpointing;
     outside the blocks once for both. `measured` are those of the loss of a divided vocabulary, `summed` bytes of
     gradients those of weights that each of these ranks has whole, within what they divide. `sent` ones go to experts
-    and come back, `passed` bytes of keys and values go round the ring of a context.
+    and come back, each token's `once` if a node is sent it once; `passed` bytes of keys and values go round the ring of
+    a context. `products` and `scored` numbers of scores are for the time of a pass.
     """
 
     dense: State = field(default_factory=State)
@@ -111,11 +63,14 @@ class Piece:
     lent: dict[str, int] = field(default_factory=dict)
     temporary: int = 0
     work: Work = field(default_factory=Work)
+    products: tuple[Timed, ...] = ()
+    scored: int = 0
     reduced: int = 0
     again: int = 0
     measured: int = 0
     summed: int = 0
     sent: int = 0
+    once: int = 0
     passed: int = 0
 
 
@@ -256,9 +211,12 @@ def _joined(a: Piece, b: Piece) -> Piece:
         shared=a.shared | b.shared,
         lent=a.lent | b.lent,
         work=a.work + b.work,
+        products=(*a.products, *b.products),
+        scored=a.scored + b.scored,
         reduced=a.reduced + b.reduced,
         measured=a.measured + b.measured,
         sent=a.sent + b.sent,
+        once=a.once + b.once,
         passed=a.passed + b.passed,
     )
 
@@ -304,7 +262,8 @@ class _Fold:
         if self.at.ep == 1:
             return alike
         # expert parallelism divides the experts, and sends rows to them
-        return replace(alike, experts=self._state_of(node, spread=True), sent=self._sent(node))
+        sent, once = self._sent(node)
+        return replace(alike, experts=self._state_of(node, spread=True), sent=sent, once=once)
 
     def idle(self, node: Node) -> Piece:
         """Returns one device's share of weights that are held but neither used in the step nor trained."""
@@ -321,7 +280,10 @@ class _Fold:
         inside, run = isinstance(node.whole, Block), self.at.local
         stream = run.rows * _width(node.whole)
         own, remade, shared = self._saved(node)
-        kept = {"none": own, "selective": own - remade, "full": split(stream * run.width, self.at.by_tokens)}
+        full = split(stream * run.width, self.at.by_tokens)
+        listed = full + self._listed(node) if inside else own
+        kept = {"none": own, "selective": own - remade, "full": full}
+        kept |= {"megatron-selective": own, "torchtitan-op": min(own, listed)}
         sums, again, measured = self._sums(node)
         return Piece(
             dense=self._state_of(node, spread=False),
@@ -331,11 +293,12 @@ class _Fold:
             lent=self._lent(node),
             temporary=memory(node.own).peak_bytes(run),
             work=self._work(node),
+            products=tuple(self._timed(node)),
+            scored=self._scored(node),
             reduced=sums,
             again=again,
             measured=measured,
             summed=self._summed(node),
-            sent=self._sent(node),
             passed=self._passed(node),
         )
 
@@ -457,15 +420,68 @@ class _Fold:
                 done["recomputed"] += flops * product.recomputed
         return Work(**{name: split(flops, self.at.cp) for name, flops in done.items()})
 
-    def _sent(self, node: Node) -> int:
-        """Rows sent to experts in one forward pass: those of each part's widest product with distributed weights."""
+    def _timed(self, node: Node) -> Iterator[Timed]:
+        """Yields the rank's products with weights; torchtitan's list has every other one of a block, and its first."""
+        inside, number = isinstance(node.whole, Block), 0
+        for below, seen in node.runs(self.at.run):
+            held, stacks = below.own.local_weights(), below.own.spreads()
+            for product in below.own.multiplies(seen):
+                if product.caching or product.no_gradient or product.weight is None:
+                    continue
+                number += 1
+                frozen = self.adapters is not None and not product.weight.endswith(ADAPTER)
+                ways = self.at.cp * (1 if _splits(held, product.weight) else self.at.by_tokens)
+                matrix = held[product.weight].size if product.weight in stacks else product.n * product.b * product.c
+                yield Timed(
+                    flops=split(product.flops, ways),
+                    rows=split(product.n * product.a * (product.b + product.c), ways),
+                    weights=matrix,
+                    gradients=(1 if frozen or product.one_gradient else 2) + product.recomputed,
+                    narrow=inside and below.own.kind != "router",
+                    spread=product.weight in stacks,
+                    repeated=inside and number % 2 == 0,
+                    count=_times(node, below),
+                )
+
+    def _scored(self, node: Node) -> int:
+        """Scores of a micro-batch: results of each part's first product of two activations."""
+        found = 0
+        for below, seen in node.runs(self.at.run):
+            scores = [p for p in below.own.multiplies(seen) if p.weight is None and not p.caching and not p.no_gradient]
+            found += _times(node, below) * sum(p.n * p.a * p.c for p in scores[:1])
+        return split(found, self.at.cp)
+
+    def _listed(self, node: Node) -> int:
+        """Bytes of the results that torchtitan's list of operations keeps: see `_timed`, and what attention gives."""
+        kept, number = 0, 0
+        for below, seen in node.runs(self.at.local):
+            held, times = below.own.local_weights(), _times(node, below)
+            products = [p for p in below.own.multiplies(seen) if not p.caching and not p.no_gradient]
+            mixed = [p for p in products if p.weight is None]
+            kept += times * sum(p.n * p.a * (p.c * seen.width + LOGITS_WIDTH) for p in mixed[1:2])  # and sums of rows
+            for product in products:
+                number += product.weight is not None
+                if product.weight is None or number % 2 == 0:
+                    continue
+                weight = held.get(product.weight)
+                ways = 1 if weight is not None and weight.split == "out" else self.at.by_tokens
+                kept += times * split(product.n * product.a * product.c * seen.width, ways)
+        return kept
+
+    def _sent(self, node: Node) -> tuple[int, int]:
+        """Numbers sent to experts in one forward pass, of every chosen row, and of every token once.
+
+        They are those of each part's widest product with distributed weights.
+        """
         if self.at.ep == 1:
-            return 0
-        rows = 0
+            return 0, 0
+        rows, once = 0, 0
         for below, seen in node.runs(self.at.local):
             of_experts = [p.a for p in below.own.multiplies(seen) if p.weight in below.own.spreads()]
             rows += _times(node, below) * max(of_experts, default=0)
-        return split(rows, self.at.by_tokens) * _width(node.own)
+            once += _times(node, below) * seen.rows * bool(of_experts)
+        width = _width(node.own)
+        return split(rows, self.at.by_tokens) * width, split(once, self.at.by_tokens) * width
 
     def _passed(self, node: Node) -> int:
         """Bytes of keys and values sent around the context-parallel ring in a forward pass: other devices' shares."""
