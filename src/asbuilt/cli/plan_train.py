@@ -93,6 +93,7 @@ def _rate(nbytes: float) -> str:
 @click.option("--fp8-dispatch", is_flag=True, help="Send rows to experts in fp8 (their results in --dtype).")
 @click.option("--expert-nodes", type=int, metavar="N", help="The most nodes that a token's experts are on.")
 @click.option("--overlap-experts", is_flag=True, help="Rows go to experts while others are computed; so does dualpipe.")
+@click.option("--overlap-tensor", is_flag=True, help="Tensor-parallel sums overlap with products (AsyncTP).")
 @_option("pad_vocabulary", type=int, help="Pad it to a multiple of this and --tp (Megatron-LM: 128).")
 @_option("checkpointing", help=", ".join(CHECKPOINTING))
 @click.option(
@@ -124,6 +125,7 @@ def _rate(nbytes: float) -> str:
     type=float,
     help="Model FLOPs utilisation of the whole step, as runs report it (0.4); includes all overheads.",
 )
+@_option("effective_time", type=float, help="Fraction of a run's time that is steps.")
 @click.option("--price", type=float, help="Price of one GPU-hour.")
 @_option("reserve", "--reserve-share", type=float, help="Fraction of memory left unused.")
 @_option("node", type=int, help="GPUs per node, connected by the fast link.")

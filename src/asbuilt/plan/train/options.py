@@ -27,6 +27,7 @@ QLORA_RANK = 64  # as in the paper, if --qlora is given without a rank
 # Defaults of the options that are assumptions, defined here or in conventions.py. Rates are in bytes/s per GPU.
 RESERVE = 0.05
 HOST = 25e9
+EFFECTIVE = 0.9
 
 ASSUMPTIONS = {
     "products": f"{efficiency.SUSTAINED:.0%} of the fastest product measured on such a machine (A100 86% of the dense "
@@ -56,6 +57,8 @@ ASSUMPTIONS = {
     "gradient": "the head's new gradient coexists with the one it is added to; three for a tied table (measured)",
     "gathered": "ZeRO-3 gathers two blocks and the weights outside the blocks; ZeRO-2 and 3 hold one block's gradients"
     "; a pipeline's stage gathers all of its weights, and holds all of its gradients, once a step (as torchtitan does)",
+    "effective time": f"{EFFECTIVE:.0%} of a run's time are steps, the rest restarts, checkpoints, lost steps: above "
+    "90% in Llama 3's 54 days (arXiv 2407.21783, section 3.3.4); not with a kernel efficiency or --mfu",
     "host step": "an offloaded optimizer's computation on the host takes no time",
     "selective": "recomputation in selective checkpointing takes the time of writing and reading what is recomputed",
     "kernel": "asbuilt's attention: with sinks or capped scores the scores are saved, unless recomputed",
@@ -78,9 +81,9 @@ class Options:
 
     `gradient_dtype` None means `dtype`; `master` keeps an fp32 copy of narrower weights. `targets` None means all
     matrices of the blocks but the router. `schedule` None is interleaved where the run allows it, else 1F1B;
-    `interleave` None is as many chunks of a stage as there are blocks. With a `utilisation` of the whole step nothing is computed of
-    its time; with a `kernel_efficiency` it is a lower bound. `network` and `host` are bytes/s of one GPU, `price` is of
-    one GPU's hour. `pad_vocabulary` pads it to a multiple of so many rows a tensor-parallel rank.
+    `interleave` None is as many chunks of a stage as there are blocks. With a `utilisation` of the whole step nothing
+    is computed of its time; with a `kernel_efficiency` it is a lower bound. `network` and `host` are bytes/s of one
+    GPU, `price` is of one GPU's hour. `pad_vocabulary` pads it to a multiple of so many rows a tensor-parallel rank.
     """
 
     gpus: int = 1
@@ -103,6 +106,7 @@ class Options:
     fp8_dispatch: bool = False
     expert_nodes: int | None = None
     overlap_experts: bool = False
+    overlap_tensor: bool = False
     pad_vocabulary: int = 1
     sequence_parallel: bool = True
     divide_vocabulary: bool = True
@@ -116,6 +120,7 @@ class Options:
     utilisation: float | None = None
     tokens: float | None = None
     price: float | None = None
+    effective_time: float = EFFECTIVE
     reserve: float = RESERVE
     node: int = NODE
     network: float = NETWORK
@@ -186,6 +191,7 @@ class Options:
             fp8_dispatch=self.fp8_dispatch,
             expert_nodes=self.expert_nodes,
             overlaps_experts=self.overlap_experts or self.schedule == "dualpipe",
+            overlaps_tensor=self.overlap_tensor,
         )
 
     @property
@@ -218,6 +224,7 @@ NUMBERS = (
     ("kernel_efficiency", 0.0, 1.0),
     ("utilisation", 0.0, 1.0),
     ("tokens", 0.0, 1e18),
+    ("effective_time", 0.0, 1.0),
     ("price", -1e-9, 1e6),
     ("reserve", -1e-9, 0.99),
     ("network", 0.0, 1e15),

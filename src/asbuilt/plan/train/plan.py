@@ -425,13 +425,20 @@ class TrainPlan:
 
     @property
     def days(self) -> float:
-        """Days for all tokens, at the time of a step."""
+        """Days for all tokens, at the time of a step, of which `effective` is spent."""
         step = self.trial.step
-        return self.tokens / step.tokens * step.seconds / SECONDS_A_DAY
+        return self.tokens / step.tokens * step.seconds / SECONDS_A_DAY / self.effective
+
+    @property
+    def effective(self) -> float:
+        """The fraction of a run's time that is steps; 1 of a lower bound, and at a given utilisation."""
+        speed = self.trial.step.speed
+        expected = speed.efficiency is None and speed.utilisation is None and not self.not_counted
+        return self.trial.options.effective_time if expected else 1.0
 
     @property
     def gpu_hours(self) -> float:
-        """GPU hours for all tokens, at the time of a step."""
+        """GPU hours for all tokens, as `days`."""
         return self.days * 24 * self.trial.layout.gpus
 
     @property
@@ -493,12 +500,14 @@ class TrainPlan:
             name="days",
             unit="days",
             value=self.days,
-            formula="{tokens} / {tokens a step} × {one step} / {seconds a day}",
+            formula="{tokens} / {tokens a step} × {one step} / {seconds a day} / {effective time}",
+            source=ASSUMPTIONS["effective time"] if self.effective < 1 else "",
             numbers={
                 "tokens": self.tokens,
                 "tokens a step": step.tokens,
                 "one step": step.seconds,
                 "seconds a day": SECONDS_A_DAY,
+                "effective time": self.effective,
             },
         )
         if self.money is not None:

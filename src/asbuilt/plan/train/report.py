@@ -24,7 +24,8 @@ CONVENTIONS = {
     "logits_bytes": "one float32 tensor of the logits processed at once, on the stage that computes the loss",
     "flops_total": "6ND: N active parameters, D tokens",
     "flops": "a product (a,b)x(b,c) counts 2abc; backward is twice forward, or once if the weight is frozen",
-    "days": "for all tokens, at the time of a step; days_of_layout is the same",
+    "days": "for all tokens, at the time of a step, over the effective time if the step's is expected; days_of_layout is "
+    "the same",
     "gpu_hours": "the same of all GPUs; published_run has those at the utilisation of the nearest published whole run, "
     "with its restarts, warm-ups and evaluations",
     "step": "expected: products, scores and passes over memory at what kernels reach of the rates, plus the bubble, "
@@ -222,6 +223,12 @@ def _count(tokens: float) -> str:
     return f"{tokens:,.0f}"
 
 
+def _spent(plan: TrainPlan) -> str:
+    """Returns the basis of a run's days."""
+    said = "at this layout's step time"
+    return said if plan.effective == 1 else f"{said}, {plan.effective:.0%} of the time"
+
+
 def _time(seconds: float) -> str:
     """Returns 2.54 s or 13.1 ms."""
     return f"{number(seconds, 3)} s" if seconds >= 1 else f"{number(seconds * 1e3, 3)} ms"
@@ -322,7 +329,7 @@ def _run(plan: TrainPlan) -> Table:
             rows.append(
                 (f"FLOPs, exact, {words}", number(float(plan.tokens * per_token[name]), 3), "from every product")
             )
-    rows.append(("days" + at_least(plan), f"{plan.days:,.2f}", "at this layout's step time"))
+    rows.append(("days" + at_least(plan), f"{plan.days:,.2f}", _spent(plan)))
     rows.append(("GPU hours" + at_least(plan), f"{plan.gpu_hours:,.0f}", "the same, of all GPUs"))
     run = plan.published
     rows.append(

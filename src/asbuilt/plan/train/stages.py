@@ -50,6 +50,7 @@ class Job:
     fp8_dispatch: bool = False
     expert_nodes: int | None = None
     overlaps_experts: bool = False
+    overlaps_tensor: bool = False
 
     @property
     def offloads_optimizer(self) -> bool:

@@ -367,7 +367,7 @@ class TrainingStep:
         m, overlaps = self.job.accumulate, self.job.overlaps_experts
         dual = self.job.schedule == "dualpipe"
         return {
-            "tensor": self.tensor.seconds / m,
+            "tensor": self._beside(self.tensor.seconds / m) if self.job.overlaps_tensor else self.tensor.seconds / m,
             "expert": self._beside(self.expert.seconds / m) if overlaps else self.expert.seconds / m,
             "pipeline": self._beside(self.pipeline.seconds / m) if dual else self.pipeline.seconds / m,
             "context": self._beside(self.context.seconds / m),
