@@ -24,8 +24,8 @@ CONVENTIONS = {
     "logits_bytes": "one float32 tensor of the logits processed at once, on the stage that computes the loss",
     "flops_total": "6ND: N active parameters, D tokens",
     "flops": "a product (a,b)x(b,c) counts 2abc; backward is twice forward, or once if the weight is frozen",
-    "days": "for all tokens, at the time of a step, over the effective time if the step's is expected; days_of_layout is "
-    "the same",
+    "days": "for all tokens, at the time of a step, over the effective time if the step's is expected; "
+    "days_of_layout is the same",
     "gpu_hours": "the same of all GPUs; published_run has those at the utilisation of the nearest published whole run, "
     "with its restarts, warm-ups and evaluations",
     "step": "expected: products, scores and passes over memory at what kernels reach of the rates, plus the bubble, "
