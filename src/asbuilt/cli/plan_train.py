@@ -22,8 +22,9 @@ from asbuilt.shown import defaults_line
 if TYPE_CHECKING:
     from asbuilt.catalog.machine import Machine
     from asbuilt.families import Reading
-    from asbuilt.plan.train.plan import Subject, TrainPlan
+    from asbuilt.plan.train.plan import TrainPlan
     from asbuilt.plan.train.search import Ranked
+    from asbuilt.plan.train.subject import Subject
 
 F = TypeVar("F", bound=Callable[..., Any])
 CHUNKS = 8  # of the loss, if --chunked-loss has no number
@@ -216,7 +217,7 @@ def _subject(
     """Returns what is trained, the sequence length, and what was read of the model, if one is given."""
     from asbuilt.catalog.quantities import parse_count
     from asbuilt.errors import InputError
-    from asbuilt.plan.train.plan import Subject
+    from asbuilt.plan.train.subject import Subject
 
     if (model is None) == (parameters is None):
         both = "MODEL and --parameters are both given" if model is not None else "missing"

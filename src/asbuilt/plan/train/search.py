@@ -12,9 +12,10 @@ from asbuilt.errors import InputError
 from asbuilt.plan.placement import divisors
 from asbuilt.plan.suggestion import Suggestion
 from asbuilt.plan.train.options import Options
-from asbuilt.plan.train.plan import Subject, Trial, attempt
+from asbuilt.plan.train.plan import Trial, attempt
 from asbuilt.plan.train.shares import OWN_CHECKPOINTING
 from asbuilt.plan.train.stages import fullest
+from asbuilt.plan.train.subject import Subject
 
 # Ring attention over more ranks is not tried, nor tensor parallelism beyond a node.
 MOST_CONTEXT = 16

@@ -6,7 +6,7 @@ tensor parallelism divides: a weight its `split`, a saved tensor its `divided`. 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -14,9 +14,21 @@ from asbuilt import cost
 from asbuilt.cost.folded import Node
 from asbuilt.kernels.memory import memory
 from asbuilt.plan.devices import ABOVE, known
-from asbuilt.plan.placement import Placement
 from asbuilt.plan.train.optimizers import Recipe, State
-from asbuilt.plan.train.work import Timed, Work
+from asbuilt.plan.train.work import (
+    ADAPTER,
+    LOGITS_WIDTH,
+    Adapters,
+    Slice,
+    Timed,
+    Work,
+    listed,
+    scored,
+    split,
+    splits,
+    timed,
+    times_in,
+)
 from asbuilt.spec import Block, Branch, Map, Model, Part, Pass
 from asbuilt.spec.part import Kind, Weight, walk
 
@@ -25,22 +37,6 @@ from asbuilt.spec.part import Kind, Weight, walk
 Checkpointing = Literal["none", "selective", "full", "megatron-selective", "torchtitan-op"]
 OWN_CHECKPOINTING: tuple[Checkpointing, ...] = ("none", "selective", "full")
 CHECKPOINTING: tuple[Checkpointing, ...] = (*OWN_CHECKPOINTING, "megatron-selective", "torchtitan-op")
-# The loss is computed in float32.
-LOGITS_WIDTH = 4
-# How the names of an adapter's own matrices end.
-ADAPTER = ("lora_a", "lora_b")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Adapters:
-    """Low-rank adapters on frozen maps of the blocks (arXiv 2106.09685), on `targets` or on all.
-
-    `nf4` holds the frozen matrices in NF4 with double quantisation (QLoRA, arXiv 2305.14314).
-    """
-
-    rank: int
-    targets: tuple[str, ...] | None
-    nf4: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,44 +85,6 @@ class Shares:
     stream: int  # bytes of the residual stream of one micro-batch
     logits: int  # bytes of its logits in float32
     rows: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Slice:
-    """Which share of the work a device takes: the run it sees, its tensor- and expert-parallel degrees.
-
-    `sequence` says that what tensor parallelism leaves whole is split by tokens (Korthikanti et al., arXiv 2205.05198),
-    `vocabulary` that embedding, head and loss are divided too.
-    """
-
-    run: Pass
-    cp: int
-    tp: int
-    ep: int
-    sequence: bool
-    vocabulary: bool = True
-
-    @property
-    def by_tokens(self) -> int:
-        """The number of devices that split undivided tensors by tokens (sequence parallelism)."""
-        return self.tp if self.sequence else 1
-
-    @property
-    def placement(self) -> Placement:
-        """The placement of the layers, divided by tensor parallelism."""
-        return Placement(tp=self.tp, etp=self.tp, vocabulary=self.vocabulary)
-
-    @property
-    def local(self) -> Pass:
-        """The rank's own tokens, the last ones: they see all keys."""
-        tokens = self.run.tokens // self.cp
-        return Pass(
-            tokens=tokens,
-            past=self.run.tokens - tokens,
-            batch=self.run.batch,
-            kernel=self.run.kernel,
-            width=self.run.width,
-        )
 
 
 def shares(
@@ -238,11 +196,6 @@ def _only_added(block: Block) -> bool:
     return not changed and last.streams is None and last.beside is None and block.updates is None
 
 
-def split(size: int, ways: int) -> int:
-    """Returns the largest of `ways` shares of `size`."""
-    return -(-size // ways)
-
-
 @dataclass(frozen=True)
 class _Fold:
     """Folds the pieces of the counted tree of one plan, one by one."""
@@ -281,9 +234,9 @@ class _Fold:
         stream = run.rows * _width(node.whole)
         own, remade, shared = self._saved(node)
         full = split(stream * run.width, self.at.by_tokens)
-        listed = full + self._listed(node) if inside else own
+        results = full + listed(node, self.at) if inside else own
         kept = {"none": own, "selective": own - remade, "full": full}
-        kept |= {"megatron-selective": own, "torchtitan-op": min(own, listed)}
+        kept |= {"megatron-selective": own, "torchtitan-op": min(own, results)}
         sums, again, measured = self._sums(node)
         return Piece(
             dense=self._state_of(node, spread=False),
@@ -293,8 +246,8 @@ class _Fold:
             lent=self._lent(node),
             temporary=memory(node.own).peak_bytes(run),
             work=self._work(node),
-            products=tuple(self._timed(node)),
-            scored=self._scored(node),
+            products=tuple(timed(node, self.at, self.adapters)),
+            scored=scored(node, self.at),
             reduced=sums,
             again=again,
             measured=measured,
@@ -314,7 +267,7 @@ class _Fold:
             owners = _divided(node)
             widths = sum(getattr(owner, "width", getattr(owner, "d_model", 0)) for owner in owners)
             return run.rows * widths, 0, 3 * run.rows * sum(owner.kind == "head" for owner in owners)
-        branches = sum(_times(node, below) for below in node.below() if isinstance(below.own, Branch))
+        branches = sum(times_in(node, below) for below in node.below() if isinstance(below.own, Branch))
         each = run.rows * node.whole.branches[0].body.d_model
         return branches * each, (branches - _only_added(node.whole)) * each, 0
 
@@ -336,7 +289,7 @@ class _Fold:
             for name, weight in below.whole.holds().items():
                 if weight.shape == shapes[name] and not (sums and name == "bias"):
                     state = self.state(f"{below.path}.{name}", weight, below.own.kind)
-                    found += _times(node, below) * state.gradients
+                    found += times_in(node, below) * state.gradients
         return found
 
     def _state_of(self, node: Node, *, spread: bool) -> State:
@@ -349,7 +302,7 @@ class _Fold:
             for name, weight in below.own.holds().items():
                 if (name in stacked) == spread:
                     held = self._own_experts(weight) if spread else weight
-                    total += self.state(f"{below.path}.{name}", held, below.own.kind).times(_times(node, below))
+                    total += self.state(f"{below.path}.{name}", held, below.own.kind).times(times_in(node, below))
         return total
 
     def _own_experts(self, weight: Weight) -> Weight:
@@ -400,7 +353,7 @@ class _Fold:
         kinds = ("trained", "frozen", "scores", "scores_causal", "alone", "alone_causal", "recomputed")
         done = dict.fromkeys(kinds, 0)
         for below, seen in node.runs(self.at.run):
-            held, times = below.own.local_weights(), _times(node, below)
+            held, times = below.own.local_weights(), times_in(node, below)
             for product in below.own.multiplies(seen):
                 if product.caching:
                     continue
@@ -414,59 +367,11 @@ class _Fold:
                     done["recomputed"] += times * product.flops * product.recomputed
                     continue
                 frozen = self.adapters is not None and not product.weight.endswith(ADAPTER)
-                ways = 1 if _splits(held, product.weight) else self.at.by_tokens
+                ways = 1 if splits(held, product.weight) else self.at.by_tokens
                 flops = times * split(product.flops, ways)
                 done["frozen" if frozen or product.one_gradient else "trained"] += flops
                 done["recomputed"] += flops * product.recomputed
         return Work(**{name: split(flops, self.at.cp) for name, flops in done.items()})
-
-    def _timed(self, node: Node) -> Iterator[Timed]:
-        """Yields the rank's products with weights; torchtitan's list has every other one of a block, and its first."""
-        inside, number = isinstance(node.whole, Block), 0
-        for below, seen in node.runs(self.at.run):
-            held, stacks = below.own.local_weights(), below.own.spreads()
-            for product in below.own.multiplies(seen):
-                if product.caching or product.no_gradient or product.weight is None:
-                    continue
-                number += 1
-                frozen = self.adapters is not None and not product.weight.endswith(ADAPTER)
-                ways = self.at.cp * (1 if _splits(held, product.weight) else self.at.by_tokens)
-                matrix = held[product.weight].size if product.weight in stacks else product.n * product.b * product.c
-                yield Timed(
-                    flops=split(product.flops, ways),
-                    rows=split(product.n * product.a * (product.b + product.c), ways),
-                    weights=matrix,
-                    gradients=(1 if frozen or product.one_gradient else 2) + product.recomputed,
-                    narrow=inside and below.own.kind != "router",
-                    spread=product.weight in stacks,
-                    repeated=inside and number % 2 == 0,
-                    count=_times(node, below),
-                )
-
-    def _scored(self, node: Node) -> int:
-        """Scores of a micro-batch: results of each part's first product of two activations."""
-        found = 0
-        for below, seen in node.runs(self.at.run):
-            scores = [p for p in below.own.multiplies(seen) if p.weight is None and not p.caching and not p.no_gradient]
-            found += _times(node, below) * sum(p.n * p.a * p.c for p in scores[:1])
-        return split(found, self.at.cp)
-
-    def _listed(self, node: Node) -> int:
-        """Bytes of the results that torchtitan's list of operations keeps: see `_timed`, and what attention gives."""
-        kept, number = 0, 0
-        for below, seen in node.runs(self.at.local):
-            held, times = below.own.local_weights(), _times(node, below)
-            products = [p for p in below.own.multiplies(seen) if not p.caching and not p.no_gradient]
-            mixed = [p for p in products if p.weight is None]
-            kept += times * sum(p.n * p.a * (p.c * seen.width + LOGITS_WIDTH) for p in mixed[1:2])  # and sums of rows
-            for product in products:
-                number += product.weight is not None
-                if product.weight is None or number % 2 == 0:
-                    continue
-                weight = held.get(product.weight)
-                ways = 1 if weight is not None and weight.split == "out" else self.at.by_tokens
-                kept += times * split(product.n * product.a * product.c * seen.width, ways)
-        return kept
 
     def _sent(self, node: Node) -> tuple[int, int]:
         """Numbers sent to experts in one forward pass, of every chosen row, and of every token once.
@@ -478,8 +383,8 @@ class _Fold:
         rows, once = 0, 0
         for below, seen in node.runs(self.at.local):
             of_experts = [p.a for p in below.own.multiplies(seen) if p.weight in below.own.spreads()]
-            rows += _times(node, below) * max(of_experts, default=0)
-            once += _times(node, below) * seen.rows * bool(of_experts)
+            rows += times_in(node, below) * max(of_experts, default=0)
+            once += times_in(node, below) * seen.rows * bool(of_experts)
         width = _width(node.own)
         return split(rows, self.at.by_tokens) * width, split(once, self.at.by_tokens) * width
 
@@ -489,27 +394,11 @@ class _Fold:
             return 0
         own, seen = self.at.local, self.at.run.tokens
         passed = sum(
-            _times(node, below) * r.size * min(r.tokens_kept(seen), seen - own.tokens) * r.number_bytes(own.width)
+            times_in(node, below) * r.size * min(r.tokens_kept(seen), seen - own.tokens) * r.number_bytes(own.width)
             for below in node.below()
             for r in below.own.remembers()
         )
         return own.batch * int(passed)
-
-
-def _times(node: Node, below: Node) -> int:
-    """Returns the number of instances of a child in one instance of the node."""
-    return below.count // node.count
-
-
-def _splits(held: Mapping[str, Weight], name: str) -> bool:
-    """Whether tensor parallelism divides a product by its weight; an adapter's is divided like its map's.
-
-    The weight of another part is a table, which is divided by its rows.
-    """
-    if name.endswith(ADAPTER):
-        plain = name.removesuffix("_lora_a").removesuffix("_lora_b")
-        name = plain if plain != name else f"{name.rpartition('.')[0]}.weight"
-    return name.startswith("/") or held[name].split is not None
 
 
 def _logits(spec: Model, root: Node, run: Pass, at: Slice) -> int:

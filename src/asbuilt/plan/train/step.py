@@ -16,42 +16,20 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from asbuilt.plan.lines import Line, total
-from asbuilt.plan.network import Network, Traffic, ring
+from asbuilt.plan.network import Traffic, ring
 from asbuilt.plan.placement import Placement
 from asbuilt.plan.train import schedule
-from asbuilt.plan.train.efficiency import AGAIN, CAST, FUSED_BACKWARD, PASSES, SCORE_BYTES, TAKEN, Reached
+from asbuilt.plan.train.computing import Computing, Speed
+from asbuilt.plan.train.efficiency import TAKEN
 from asbuilt.plan.train.optimizers import State
 from asbuilt.plan.train.options import ASSUMPTIONS
-from asbuilt.plan.train.shares import LOGITS_WIDTH, Piece, split
-from asbuilt.plan.train.stages import LOGITS_ALIVE, Job, StageMemory
+from asbuilt.plan.train.shares import LOGITS_WIDTH, split
+from asbuilt.plan.train.stages import Job, StageMemory
 
 # Backward has two thirds of a training step's FLOPs.
 BACKWARD = 2 / 3
 # Bytes of a number that goes to an expert in fp8, with its share of a float32 scale of 128 (arXiv 2412.19437).
 FP8_SENT = 1 + 4 / 128
-
-
-@dataclass(frozen=True, kw_only=True)
-class Speed:
-    """The speed of one device: FLOP/s at the job's precision, bytes/s of its memory and of its links.
-
-    `narrow` is the rate of fp8. `efficiency`, if given, is the fraction of `rate` reached while it computes, instead of
-    those that are `assumed` of each kind; `utilisation`, if given, the fraction reached over the whole step.
-    """
-
-    rate: float
-    precision: str
-    narrow: float
-    memory: float
-    efficiency: float | None
-    assumed: Reached
-    utilisation: float | None
-    network: Network
-
-    @property
-    def reached_memory(self) -> float:
-        """Bytes/s of the memory, as reached."""
-        return self.memory * (self.assumed.memory if self.efficiency is None else 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,57 +87,13 @@ class TrainingStep:
 
         A device of DualPipe holds two stages, each for half of the micro-batches: of the ends, the mean.
         """
-        found = [self._computing(stage) for stage in self.stages]
+        computing = Computing(layout=self.layout, job=self.job, speed=self.speed)
+        found = [computing.stage(stage) for stage in self.stages]
         if self.job.schedule == "dualpipe" and len(found) > 1:
             ends = [mine for mine, stage in zip(found, self.stages, strict=True) if _end(stage)]
             rest = [mine for mine, stage in zip(found, self.stages, strict=True) if not _end(stage)]
             found = [{name: sum(end[name] for end in ends) / len(ends) for name in ends[0]}, *rest]
         return max(found, key=lambda seconds: sum(seconds.values()))
-
-    def _computing(self, stage: StageMemory) -> dict[str, float]:
-        """Returns the seconds of one micro-batch on one device of a stage, by kind."""
-        pieces = [(kind, count, True) for kind, count in stage.section.kinds]
-        pieces += [(piece, 1, False) for piece in stage.section.outer]
-        moved = sum(count * self._moved_over(piece, inside=inside) for piece, count, inside in pieces)
-        if stage.section.stage.last:
-            moved += 2 * LOGITS_ALIVE * stage.shares.logits
-        return {
-            "products": sum(count * self._products(piece, inside=inside) for piece, count, inside in pieces),
-            "scores": sum(count * self._scores(piece, inside=inside) for piece, count, inside in pieces),
-            "passes": moved / self.speed.reached_memory,
-        }
-
-    def _products(self, piece: Piece, *, inside: bool) -> float:
-        """Returns the seconds of a piece's products: each as long as its FLOPs or its operands take."""
-        speed, job, total = self.speed, self.job, 0.0
-        for made in piece.products:
-            narrow = job.fp8 and made.narrow
-            rate = speed.narrow * speed.assumed.fp8 if narrow else speed.rate * speed.assumed.products
-            numbers = made.rows + made.weights / (self.layout.ep if made.spread else 1)
-            once = max(made.flops / rate, numbers * job.width / speed.reached_memory)
-            again = inside and (job.checkpointing == "full" or (made.repeated and job.checkpointing == "torchtitan-op"))
-            total += made.count * once * (1 + made.gradients + again)
-        return total
-
-    def _scores(self, piece: Piece, *, inside: bool) -> float:
-        """Returns the seconds of products of two activations: fused; all of them with Megatron-LM's recomputation."""
-        work, unfused = piece.work, self.job.checkpointing == "megatron-selective"
-        scores, alone = (work.scores, work.alone) if unfused else (work.scores_causal, work.alone_causal)
-        backward = 2 if unfused else FUSED_BACKWARD
-        again = inside and self.job.checkpointing in ("full", "megatron-selective")
-        return (scores * (1 + backward + again) + alone * (1 + again)) / (self.speed.rate * self.speed.assumed.scores)
-
-    def _moved_over(self, piece: Piece, *, inside: bool) -> float:
-        """Returns the bytes of the passes over a piece's saved and recomputed tensors, scores, and casts to fp8."""
-        job, saved = self.job, piece.kept["none"]
-        moved = float(PASSES * saved + AGAIN * (saved - piece.kept[job.checkpointing]))
-        if inside and job.checkpointing == "megatron-selective":
-            moved += (PASSES + AGAIN) * SCORE_BYTES * piece.scored
-        if job.fp8:
-            ep = self.layout.ep
-            cast = [(m.rows + m.weights / (ep if m.spread else 1)) * m.count for m in piece.products if m.narrow]
-            moved += CAST * sum(cast)
-        return moved
 
     @cached_property
     def tensor(self) -> Traffic:
