@@ -54,6 +54,7 @@ WRITTEN = {
         "divide_vocabulary": True,
         "checkpointing": "none",
         "chunked_loss": 1,
+        "loss": "pytorch",
         "offload": "none",
         "effective_time": 0.9,
         "pad_vocabulary": 1,

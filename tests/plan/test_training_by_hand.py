@@ -784,6 +784,7 @@ ENDS: list[tuple[str, Any, Any]] = [
     ("gradient_dtype", "fp32", "fp8"),
     ("optimizer", "muon", "adam"),
     ("checkpointing", "full", "all"),
+    ("loss", "asbuilt", "torch"),
     ("offload", "all", "weights"),
 ]
 

@@ -50,6 +50,7 @@ DEFAULTS = {
     "divide_vocabulary": True,
     "checkpointing": "none",
     "chunked_loss": 1,
+    "loss": "pytorch",
     "offload": "none",
     "lora": None,
     "targets": None,
@@ -91,9 +92,9 @@ def test_options_reach_the_plan() -> None:
         "--gpus 16 --micro-batch 2 --seq 1k --accumulate 4 --optimizer muon --dtype fp16 --gradient-dtype fp32 "
         "--no-master --zero 1 --tp 2 --pp 2 --cp 2 --interleave 1 --no-sequence-parallel --checkpointing selective "
         "--no-divide-vocabulary --hsdp 2 --schedule 1f1b --fp8 --fp8-dispatch --expert-nodes 4 --overlap-experts "
-        "--overlap-tensor --pad-vocabulary 128 "
-        "--chunked-loss 4 --offload activations --lora 8 --targets q,v --qlora --tokens 2B --kernel-efficiency 0.5 "
-        "--price 3 --effective-time 0.8 --reserve-share 0.1 --node 4 --network 400Gb/s --host 16GB/s"
+        "--overlap-tensor --pad-vocabulary 128 --chunked-loss 4 --loss asbuilt --offload activations --lora 8 "
+        "--targets q,v --qlora --tokens 2B --kernel-efficiency 0.5 --price 3 --effective-time 0.8 --reserve-share 0.1 "
+        "--node 4 --network 400Gb/s --host 16GB/s"
     )
     said = json.loads(run("plan", "train", "llama-3-8b", "--gpu", "h100-sxm", *words.split(), "--json").stdout)
     assert said["options"] == DEFAULTS | {
@@ -122,6 +123,7 @@ def test_options_reach_the_plan() -> None:
         "divide_vocabulary": False,
         "checkpointing": "selective",
         "chunked_loss": 4,
+        "loss": "asbuilt",
         "offload": "activations",
         "lora": 8,
         "targets": ["q", "v"],

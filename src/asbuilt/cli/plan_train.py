@@ -12,6 +12,7 @@ from asbuilt.cli.opening import allow_unread_option, opened
 from asbuilt.cli.output import print_json, say, table, warn, write
 from asbuilt.cli.types import Tokens
 from asbuilt.dtypes import TRAINED
+from asbuilt.kernels.memory.loss import LOSSES
 from asbuilt.plan.train.optimizers import OPTIMIZERS
 from asbuilt.plan.train.options import Options
 from asbuilt.plan.train.schedule import SCHEDULES
@@ -106,6 +107,7 @@ def _rate(nbytes: float) -> str:
     metavar="[CHUNKS]",
     help=f"Compute the loss in this many chunks; {CHUNKS} without a number.",
 )
+@_option("loss", help="Whose cross-entropy it is: " + ", ".join(LOSSES))
 @_option("offload", help=", ".join(OFFLOADS))
 @click.option(
     "--lora", type=int, metavar="RANK", help="Train LoRA adapters of this rank, with all other weights frozen."

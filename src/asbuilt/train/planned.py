@@ -39,6 +39,7 @@ def planned(recipe: Recipe, spec: Model, machine: Machine) -> TrainPlan:
         dtype="fp32",  # of weights, gradients and state; autocast narrows products alone
         checkpointing=step.checkpointing,
         chunked_loss=max(1, -(-targets // rows)),
+        loss="asbuilt",
         lora=tune.rank if tune.adapters else None,
         targets=(tune.targets or None) if tune.adapters else None,
         tokens=float(recipe.run.steps * step.accumulate * targets * shares),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from asbuilt.kernels.memory.loss import LOGITS_ALIVE
 from asbuilt.plan.network import Network
 from asbuilt.plan.placement import Placement
 from asbuilt.plan.train.efficiency import AGAIN, CAST, FUSED_BACKWARD, PASSES, SCORE_BYTES, Reached
 from asbuilt.plan.train.shares import Piece
-from asbuilt.plan.train.stages import LOGITS_ALIVE, Job, StageMemory
+from asbuilt.plan.train.stages import Job, StageMemory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +49,7 @@ class Computing:
         pieces += [(piece, 1, False) for piece in stage.section.outer]
         moved = sum(count * self._moved_over(piece, inside=inside) for piece, count, inside in pieces)
         if stage.section.stage.last:
-            moved += 2 * LOGITS_ALIVE * stage.shares.logits
+            moved += 2 * LOGITS_ALIVE[self.job.loss] * stage.shares.logits
         return {
             "products": sum(count * self._products(piece, inside=inside) for piece, count, inside in pieces),
             "scores": sum(count * self._scores(piece, inside=inside) for piece, count, inside in pieces),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from asbuilt.dtypes import PLAIN, TRAINED
 from asbuilt.errors import InputError, one_of
+from asbuilt.kernels.memory.loss import LOSSES, Loss
 from asbuilt.plan.network import LINK_SOURCE, NETWORK, NODE
 from asbuilt.plan.placement import Placement, arrange
 from asbuilt.plan.train import efficiency
@@ -53,7 +54,8 @@ ASSUMPTIONS = {
     "link": LINK_SOURCE,
     "optimizer": "its step reads and writes its state once, at full memory bandwidth",
     "overlap": "data-parallel traffic overlaps with the backward pass, a context's ring with all computing",
-    "loss": "three float32 tensors of the logits' size at once, as in PyTorch's cross-entropy (measured)",
+    "loss": "three float32 tensors of the logits' size at once, as in PyTorch's cross-entropy; two in asbuilt's "
+    "(measured)",
     "gradient": "the head's new gradient coexists with the one it is added to; three for a tied table (measured)",
     "gathered": "ZeRO-3 gathers two blocks and the weights outside the blocks; ZeRO-2 and 3 hold one block's gradients"
     "; a pipeline's stage gathers all of its weights, and holds all of its gradients, once a step (as torchtitan does)",
@@ -112,6 +114,7 @@ class Options:
     divide_vocabulary: bool = True
     checkpointing: Checkpointing = "none"
     chunked_loss: int = 1
+    loss: Loss = "pytorch"
     offload: Offload = "none"
     lora: int | None = None
     targets: tuple[str, ...] | None = None
@@ -136,6 +139,7 @@ class Options:
         _require_choice("dtype", self.dtype, TRAINED)
         _require_choice("gradient_dtype", self.gradient_dtype or self.dtype, TRAINED)
         _require_choice("checkpointing", self.checkpointing, CHECKPOINTING)
+        _require_choice("loss", self.loss, LOSSES)
         _require_choice("offload", self.offload, OFFLOADS)
         _require_choice("schedule", self.schedule or SCHEDULES[0], SCHEDULES)
         for name, low, high in NUMBERS:
@@ -184,6 +188,7 @@ class Options:
             lora=self.adapters,
             offload=self.offload,
             chunks=self.chunked_loss,
+            loss=self.loss,
             width=self.width,
             interleave=interleave,
             schedule=self.schedule or ("interleaved" if interleave > 1 else "1f1b"),
