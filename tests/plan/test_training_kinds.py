@@ -92,6 +92,13 @@ def test_small_products_wait_for_the_memory() -> None:
     assert step.computing["products"] == pytest.approx(3 * 2 * numbers / (MEMORY / 10))
 
 
+def test_a_device_reads_its_own_experts() -> None:
+    """With a memory so slow that every product waits for it: three quarters of 294,912 numbers less, three times."""
+    slow = replace(MACHINE, bandwidth=1e9)
+    one, four = (made(SPARSE, slow, gpus=4, ep=ep).trial.step.computing["products"] for ep in (1, 4))
+    assert one - four == pytest.approx(3 * 2 * 0.75 * 294_912 / (MEMORY / 1000))
+
+
 def test_fp8() -> None:
     """Products of blocks at 77% of 73.4% of fp8's rate, 8 bytes for every number of their factors and results."""
     machine = replace(MACHINE, rates={"bf16": 1e12, "fp8": 2e12})
@@ -195,7 +202,8 @@ def test_interruptions_are_in_the_run_and_not_in_the_step() -> None:
     assert found.days == pytest.approx(1e6 * found.trial.step.seconds / 86400 / 0.9)
     assert found.gpu_hours == pytest.approx(24 * found.days)
     assert made(tokens=64e6, effective_time=1.0).days == pytest.approx(0.9 * found.days)
-    for options in ({"kernel_efficiency": 0.5}, {"utilisation": 0.5}):
+    given: tuple[dict[str, Any], ...] = ({"kernel_efficiency": 0.5}, {"utilisation": 0.5})
+    for options in given:
         lower = made(tokens=64e6, **options)
         assert lower.days == pytest.approx(1e6 * lower.trial.step.seconds / 86400)
 

@@ -209,9 +209,10 @@ def test_a_number_of_parameters_in_stages() -> None:
 
 
 def test_floors_are_called_floors() -> None:
+    ways: tuple[dict[str, Any], ...] = ({"kernel_efficiency": 0.57}, {"utilisation": 0.4}, {})
     floor, given, expected = (
         "\n".join(f"{made.title} {made.rows}" for made in tables(train("gpt2", "h100-sxm", price=2.0, **options)))
-        for options in ({"kernel_efficiency": 0.57}, {"utilisation": 0.4}, {})
+        for options in ways
     )
     assert all(f"{what}, at least" in floor for what in ("one step", "days", "money"))
     assert "at least" not in given
