@@ -1,7 +1,7 @@
 """Steps, memory and whole runs that were published, beside the plan at its default efficiencies.
 
-Options are those that the sources state. No constant of the plan was chosen with these rows: SUSTAINED in
-`plan.train.efficiency` comes from the time of one layer (table 4 of arXiv 2205.05198), the others from kernels.
+Options are those that the sources state, or as noted. No constant is solved for from a row, but SUSTAINED in
+`plan.train.efficiency` is of a layer of Megatron-LM's 22B (table 4 of arXiv 2205.05198): its rows prove less than others.
 """
 
 from __future__ import annotations
@@ -170,12 +170,14 @@ MISSED: dict[str, tuple[int, int, float]] = {
 @pytest.mark.parametrize("name", MISSED)
 def test_rings_that_reach_less_are_documented(name: str) -> None:
     cp, seq, pace = MISSED[name]
-    found = train("llama-3.1-8b", CAPPED, seq=seq, cp=cp, zero=3, **(FULL | {"gpus": 8}))
+    options: dict[str, Any] = FULL | {"gpus": 8}
+    found = train("llama-3.1-8b", CAPPED, seq=seq, cp=cp, zero=3, **options)
     assert documented(found.trial.step.seconds, seq / cp / pace)
 
 
 def test_the_memory_of_70b_is_documented() -> None:
-    found = train("llama-3.1-70b", CAPPED, seq=8192, zero=3, **(SEVENTY | {"fp8": True}))
+    options: dict[str, Any] = SEVENTY | {"fp8": True}
+    found = train("llama-3.1-70b", CAPPED, seq=8192, zero=3, **options)
     assert documented((found.per_device_bytes + found.trial.reserve) / 2**30, 71.9, " GiB")
 
 
