@@ -1,7 +1,8 @@
 """Steps, memory and whole runs that were published, beside the plan at its default efficiencies.
 
 Options are those that the sources state, or as noted. No constant is solved for from a row, but SUSTAINED in
-`plan.train.efficiency` is of a layer of Megatron-LM's 22B (table 4 of arXiv 2205.05198): its rows prove less than others.
+`plan.train.efficiency` is of a layer of Megatron-LM's 22B (table 4 of arXiv 2205.05198): its rows prove less than the
+others.
 """
 
 from __future__ import annotations
