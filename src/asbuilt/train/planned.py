@@ -8,6 +8,7 @@ from asbuilt.plan.train import TrainPlan, train
 from asbuilt.spec import Model
 from asbuilt.train.loss import CHUNK
 from asbuilt.train.recipe import Recipe
+from asbuilt.train.settings import Precision
 
 OPTIMIZERS = {"sgd": "sgd-momentum"}  # the plan's name, where it is another
 
@@ -39,6 +40,14 @@ def planned(recipe: Recipe, spec: Model, machine: Machine) -> TrainPlan:
         targets=(tune.targets or None) if tune.adapters else None,
         tokens=float(recipe.run.steps * step.accumulate * targets * ranks),
     )
+
+
+def likely(recipe: Recipe, machine: Machine) -> Precision:
+    """Returns the precision of the run's products; where the run is to choose, the one of the higher rate."""
+    if recipe.step.precision != "auto":
+        return recipe.step.precision
+    faster = machine.rates.get("bf16", 0.0) > machine.rates.get("fp32", 0.0)
+    return "bf16" if faster else "fp32"
 
 
 def require_planned(recipe: Recipe, ranks: int) -> None:
