@@ -51,6 +51,7 @@ WRITTEN = {
         "ep": 1,
         "cp": 1,
         "sequence_parallel": True,
+        "divide_vocabulary": True,
         "checkpointing": "none",
         "chunked_loss": 1,
         "loss": "pytorch",

@@ -76,6 +76,12 @@ def _rate(nbytes: float) -> str:
     show_default=True,
     help="Sequence parallelism: divide activations that --tp replicates by tokens.",
 )
+@click.option(
+    "--divide-vocabulary/--no-divide-vocabulary",
+    default=Options.divide_vocabulary,
+    show_default=True,
+    help="Whether --tp divides embedding, head and loss by the vocabulary too.",
+)
 @_option("checkpointing", help=", ".join(CHECKPOINTING))
 @click.option(
     "--chunked-loss",

@@ -29,6 +29,9 @@ class Loss(NamedTuple):
     nats: Tensor
 
 
+Measure = Callable[[Tensor, Tensor, float], Loss]  # of a chunk's logits, targets, and the z-loss's weight
+
+
 def loss_of(model: Model, batch: Batch, *, z: float = 0.0, rows: int | None = None) -> Loss:
     """Returns the summed loss of a batch, in chunks of so many of its targets, by default of 2^24 logits."""
     with headless(model):
@@ -38,7 +41,8 @@ def loss_of(model: Model, batch: Batch, *, z: float = 0.0, rows: int | None = No
         kept_N = targets_N != IGNORED
         x_NM, targets_N = x_NM[kept_N], targets_N[kept_N]
     rows = rows or max(1, CHUNK // model.spec.n_vocab)
-    return cross_entropy(model.scores, x_NM, targets_N, head_parameters(model), z=z, rows=rows)
+    held = head_parameters(model)
+    return cross_entropy(model.scores, x_NM, targets_N, held, z=z, rows=rows, measure=model.measured)
 
 
 def cross_entropy(
@@ -49,17 +53,20 @@ def cross_entropy(
     *,
     z: float = 0.0,
     rows: int,
+    measure: Measure | None = None,
 ) -> Loss:
     """Returns sum_n (ln Z_n - l_n[target]) + z (ln Z_n)^2 of logits l = scores(x), Z = sum of e^l.
 
     The z-loss keeps ln Z near 0 (Chowdhery et al. 2022, arXiv 2204.02311, section 5). `parameters` are all that
-    `scores` uses; `rows` is the most of a chunk; a single one is differentiated by autograd as usual.
+    `scores` uses; `rows` is the most of a chunk; a single one is differentiated by autograd as usual. `measure` sums a
+    chunk of logits, if not `measured`.
     """
+    measure = measure or measured
     rows = max(1, -(-len(x_NM) // max(1, -(-len(x_NM) // rows))))  # as many chunks, of equal size
     if not torch.is_grad_enabled() or len(x_NM) <= rows:
-        return _summed([_measured(scores(x), t, z) for x, t in _chunks(x_NM, targets_N, rows)], x_NM)
+        return _summed([measure(scores(x), t, z) for x, t in _chunks(x_NM, targets_N, rows)], x_NM)
     used = [one for one in parameters if one.requires_grad]
-    return Loss(*ChunkedLoss.apply(scores, targets_N, z, rows, used, x_NM, *used))
+    return Loss(*ChunkedLoss.apply(scores, measure, targets_N, z, rows, used, x_NM, *used))
 
 
 @contextmanager
@@ -83,7 +90,7 @@ def _chunks(x_NM: Tensor, targets_N: Tensor, rows: int) -> Iterator[tuple[Tensor
         yield x_NM[start : start + rows], targets_N[start : start + rows]
 
 
-def _measured(logits_NV: Tensor, targets_N: Tensor, z: float) -> Loss:
+def measured(logits_NV: Tensor, targets_N: Tensor, z: float) -> Loss:
     """Returns the sums of one chunk, computed in float32 or wider."""
     return Loss(*NegativeLogLikelihood.apply(logits_NV, targets_N, z))
 
@@ -138,6 +145,7 @@ class ChunkedLoss(torch.autograd.Function):
     def forward(  # noqa: D102
         ctx: Any,  # noqa: ANN401
         scores: Scores,
+        measure: Measure,
         targets_N: Tensor,
         z: float,
         rows: int,
@@ -150,7 +158,7 @@ class ChunkedLoss(torch.autograd.Function):
         for (x, targets), dx in zip(_chunks(x_NM, targets_N, rows), dx_NM.split(rows), strict=True):
             piece = x.detach().requires_grad_()
             with torch.enable_grad():
-                loss = _measured(scores(piece), targets, z)
+                loss = measure(scores(piece), targets, z)
                 found, *more = torch.autograd.grad(loss.total, [piece, *used], allow_unused=True)
             dx.copy_(found)
             held = [
@@ -168,4 +176,4 @@ class ChunkedLoss(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, d: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401, D102  # pyright: ignore[reportIncompatibleMethodOverride]
         dx_NM, *held = ctx.saved_tensors
-        return (None,) * 5 + (dx_NM.mul_(d), *(None if one is None else one.mul_(d) for one in held))
+        return (None,) * 6 + (dx_NM.mul_(d), *(None if one is None else one.mul_(d) for one in held))

@@ -85,6 +85,7 @@ class Options:
     cp: int = 1
     interleave: int | None = None
     sequence_parallel: bool = True
+    divide_vocabulary: bool = True
     checkpointing: Checkpointing = "none"
     chunked_loss: int = 1
     loss: Loss = "pytorch"
@@ -167,7 +168,8 @@ class Options:
     @property
     def layout(self) -> Placement:
         """The placement; raises InputError if the degrees do not divide the GPUs."""
-        return arrange(self.gpus, tp=self.tp, pp=self.pp, ep=self.ep, cp=self.cp, zero=self.zero)
+        degrees = {"tp": self.tp, "pp": self.pp, "ep": self.ep, "cp": self.cp, "zero": self.zero}
+        return arrange(self.gpus, **degrees, vocabulary=self.divide_vocabulary)
 
 
 # name, more than, at most
