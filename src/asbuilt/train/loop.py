@@ -39,10 +39,12 @@ from asbuilt.train.experts import Routing
 from asbuilt.train.export import ADAPTER, EXPORTED, export
 from asbuilt.train.norms import Norms, Watched
 from asbuilt.train.optimizer import Optimizers, optimizers
+from asbuilt.train.precision import AUTOCAST, faster
 from asbuilt.train.ranks import ALONE, Ranks
 from asbuilt.train.rate import matrix_rate, training_flops
 from asbuilt.train.recipe import Recipe
 from asbuilt.train.recompute import recompute_blocks
+from asbuilt.train.settings import Precision
 from asbuilt.train.state import Position, checkpoints, load_state, read_recipe, remove_old, save_state
 from asbuilt.train.step import NotFinite, Stepped, evaluate, train_step
 from asbuilt.train.text import Vocabulary
@@ -57,7 +59,6 @@ FREE += ("run.norms_every", "run.sample_every", "run.prompt", "run.sample_tokens
 FREE += ("run.plot", "run.tensorboard", "run.wandb")
 FREE += ("data.chat", "data.preferences")
 FREE_SECTIONS = ("parallel",)  # which processes compute it
-AUTOCAST = {"fp32": None, "bf16": torch.bfloat16}
 TRAINED: tuple[Gives, ...] = ("logits",)
 DECODER, ENCODER, BOTH = "a decoder", "an encoder", "an encoder-decoder"
 WANTED = {
@@ -96,6 +97,7 @@ class Progress:
     gradients: dict[str, float] | None = None
     updates: dict[str, float] | None = None
     note: str | None = None
+    precision: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +134,8 @@ class Run:
     vocabulary: Vocabulary
     note: str = ""
     """What was cut of the data, in words."""
+    precision: str = ""
+    """Which precision was chosen and why, in words, where the recipe leaves it open."""
     position: Position = field(default_factory=Position)
     flops: int = 0
     """FLOPs of the steps since the process began."""
@@ -219,6 +223,10 @@ def prepare(recipe: Recipe, divide: Callable[[Model], Model] = lambda model: mod
         data = with_references(recipe, data, model)
     model = divide(model)
     recompute_blocks(model, recipe.step.checkpointing)
+    said = ""
+    if recipe.step.precision == "auto":
+        precision, why = faster(model, data.batch(0).to(model.device), recipe)
+        recipe, said = with_precision(recipe, precision), f"{precision}: {why}"
     return Run(
         recipe=recipe,
         model=model,
@@ -227,7 +235,13 @@ def prepare(recipe: Recipe, divide: Callable[[Model], Model] = lambda model: mod
         reading=reading,
         vocabulary=vocabulary,
         note=note,
+        precision=said,
     )
+
+
+def with_precision(recipe: Recipe, precision: Precision) -> Recipe:
+    """Returns the recipe with the precision that was left open."""
+    return replace(recipe, step=replace(recipe.step, precision=precision))
 
 
 def read_data(recipe: Recipe, out: Path) -> tuple[Data, Vocabulary, str]:
@@ -305,12 +319,19 @@ def run(
     """
     require_startable(recipe, resume=resume)
     last = last_checkpoint(recipe) if resume else None
-    made = prepare(recipe)
+    made = prepare(settled(recipe, last))
     if last is not None:
         made.position = load_state(last, made.model, made.optimizer)
     if resume:
         cut_log(made.folder / LOG, -1 if last is None else made.position.step)
     return Loop(made, report, sample).finish()
+
+
+def settled(recipe: Recipe, last: Path | None) -> Recipe:
+    """Returns the recipe with the precision of the run that goes on from `last`, where it is left open."""
+    if last is None or recipe.step.precision != "auto":
+        return recipe
+    return with_precision(recipe, read_recipe(last)["step"]["precision"])
 
 
 class Loop:
@@ -350,6 +371,8 @@ class Loop:
         with (one.folder / LOG if one.ranks.first else Path(os.devnull)).open("a", encoding="utf-8") as log:
             if one.note:
                 self._say(log, Progress(step=one.position.step, steps=settings.steps, note=one.note))
+            if one.precision:
+                self._say(log, Progress(step=one.position.step, steps=settings.steps, precision=one.precision))
             if one.position.step == 0:
                 self._validate(log)
             while one.position.step < settings.steps:
@@ -477,7 +500,8 @@ def last_checkpoint(recipe: Recipe) -> Path | None:
     for section, values in now.items():
         for key, value in values.items():
             name, old = f"{section}.{key}", then.get(section, {}).get(key)
-            if value != old and name not in FREE and section not in FREE_SECTIONS:
+            chosen = name == "step.precision" and value == "auto"  # then it stays as it was chosen
+            if value != old and not chosen and name not in FREE and section not in FREE_SECTIONS:
                 raise InputError(f"the run has {old!r}", field=name, value=value, fix="a changed run is another run")
     return found[-1]
 

@@ -9,6 +9,7 @@ from asbuilt.spec import Model
 from asbuilt.train.divisible import require_spread, require_stages, tensor_share
 from asbuilt.train.loss import CHUNK
 from asbuilt.train.recipe import Recipe
+from asbuilt.train.settings import Precision
 
 OPTIMIZERS = {"sgd": "sgd-momentum"}  # the plan's name, where it is another
 
@@ -55,6 +56,14 @@ def ranks_of(recipe: Recipe) -> int:
     """Returns the processes that a recipe asks for: as many as it must have, if it does not say."""
     given = recipe.parallel
     return given.ranks or given.tensor * given.pipeline * given.expert
+
+
+def likely(recipe: Recipe, machine: Machine) -> Precision:
+    """Returns the precision of the run's products; where the run is to choose, the one of the higher rate."""
+    if recipe.step.precision != "auto":
+        return recipe.step.precision
+    faster = machine.rates.get("bf16", 0.0) > machine.rates.get("fp32", 0.0)
+    return "bf16" if faster else "fp32"
 
 
 def shares_of(recipe: Recipe) -> int:

@@ -10,7 +10,7 @@ from asbuilt.spec.part import Role
 
 Name = Literal["adamw", "adamw-8bit", "adafactor", "muon", "sgd"]
 NAMES: tuple[Name, ...] = get_args(Name)
-Precision = Literal["fp32", "bf16"]
+Precision = Literal["auto", "fp32", "bf16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 Checkpointing = Literal["none", "selective", "full"]
 CHECKPOINTING: tuple[Checkpointing, ...] = get_args(Checkpointing)
@@ -151,7 +151,7 @@ class Step:
     loss_rows: int = 0
     """Targets whose logits are held at once; 0 for as many as have 2^24 logits."""
     precision: Precision = "fp32"
-    """Dtype of products: fp32, or bf16 by autocast, with weights and optimizer state in fp32."""
+    """Of products: fp32; bf16 by autocast, with weights and optimizer state in fp32; auto, the faster one, measured."""
     checkpointing: Checkpointing = "none"
     """Activation checkpointing: none, selective or full."""
 

@@ -92,9 +92,11 @@ def train_step(
     loss, size = ranks.overall(float(nats if piped is None else piped)) / max(1, counted), float(norm)
     if not (abs(loss) < float("inf") and size < float("inf")):
         raise NotFinite(first_not_finite(model, ranks), loss)
-    if 0.0 < clip < size:
+    excess = (norm + 1e-6) / clip if 0.0 < clip < size else None
+    if excess is not None and ranks.count > 1:
         ranks.clip(held, clip, norm)
-    optimizer.step(factor)
+        excess = None
+    optimizer.step(factor, excess)
     routing.gather(ranks)
     routing.correct()
     return Stepped(
