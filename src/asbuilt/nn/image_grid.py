@@ -5,7 +5,7 @@ Shapes: images N, frames F, patches P, numbers per patch D, model width M, batch
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -28,17 +28,20 @@ class Patches:
     """The patches of several images, as processors give them: `values` (P, D) and each image's (frames, rows, columns).
 
     An image's patches stand frame by frame, in squares of as many patches as one token has, each row by row.
+    `texts` says what stands for each picture in a text if several of these images make one: words, and images by
+    number. Without it each image is a picture, without words.
     """
 
     values: Tensor
     grids: tuple[tuple[int, int, int], ...]
+    texts: tuple[tuple[str | int, ...], ...] = ()
 
     def __len__(self) -> int:
         return len(self.grids)
 
     def to(self, device: torch.device) -> Patches:
         """Returns the patches on a device."""
-        return Patches(self.values.to(device), self.grids)
+        return replace(self, values=self.values.to(device))
 
 
 class Alike(NamedTuple):
