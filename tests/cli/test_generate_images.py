@@ -21,11 +21,15 @@ from transformers import (
     Lfm2VlConfig,
     LlamaConfig,
     LlavaConfig,
+    Mistral3Config,
+    MistralConfig,
+    PixtralVisionConfig,
     Qwen2_5_VLConfig,
     Qwen3VLConfig,
     Siglip2VisionConfig,
 )
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 import asbuilt
@@ -73,7 +77,18 @@ def _lfm2(**text: Any) -> Lfm2VlConfig:  # noqa: ANN401
     return Lfm2VlConfig(text_config=inner, vision_config=tower, image_token_id=PLACE, projector_hidden_size=20)
 
 
+def _mistral3(**text: Any) -> Mistral3Config:  # noqa: ANN401
+    tower = PixtralVisionConfig(**SIZES, patch_size=4, image_size=32)
+    return Mistral3Config(
+        text_config=MistralConfig(**text, sliding_window=None),
+        vision_config=tower,
+        image_token_index=PLACE,
+        spatial_merge_size=2,
+    )
+
+
 CONFIGS: dict[str, Callable[..., Any]] = {
+    "mistral3": _mistral3,
     "qwen2_5_vl": _qwen2_5,
     "qwen3_vl": _qwen3,
     "llava": _llava,
@@ -106,6 +121,10 @@ def _folder(family: str, folder: Path) -> tuple[Any, Any, int]:
     if family == "llava":
         sizes: dict[str, Any] = {"size": {"shortest_edge": 8}, "crop_size": {"height": 8, "width": 8}}
         kind, processor = "CLIPImageProcessor", CLIPImageProcessorPil(**sizes)
+    elif family == "mistral3":
+        sizes, kind = {"size": {"longest_edge": 29}, "patch_size": 4}, "PixtralImageProcessorFast"
+        processor = PixtralImageProcessorPil(size={"longest_edge": 29}, patch_size=8)  # as in their processor
+        (folder / "processor_config.json").write_text(json.dumps({"patch_size": 4, "spatial_merge_size": 2}))
     elif family == "lfm2_vl":
         sizes, kind, processor = TILES, "Lfm2VlImageProcessorFast", None
     else:
@@ -151,9 +170,24 @@ def _theirs(model: Any, processor: Any, files: list[Path], folder: Path) -> list
     else:
         given = processor([Image.open(file).convert("RGB") for file in files], return_tensors="pt")
         grids = given.get("image_grid_thw")
+        if "image_sizes" in given:
+            return _continued(model, folder, given, _rows(folder, given["image_sizes"].tolist()))
         counts = [4] * len(files) if grids is None else (grids.prod(1) // 4).tolist()
         around = ([], []) if grids is None else ([6], [7])
         seen = [token for n in counts for token in (*around[0], *[PLACE] * n, *around[1])]
+    return _continued(model, folder, given, seen)
+
+
+def _rows(folder: Path, sizes: list[list[int]]) -> list[int]:
+    """Rows of placeholders, of 8 pixels each, with a word after each row, another after the last."""
+    tokenizer = open_model(folder).tokenizer()
+    assert tokenizer is not None
+    after, last = map(tokenizer.encode, ("[IMG_BREAK]", "[IMG_END]"))
+    rows = [(high // 8, [PLACE] * (wide // 8)) for high, wide in sizes]
+    return [*chain(*([*chain(*[[*row, *after]] * (n - 1)), *row, *last] for n, row in rows))]
+
+
+def _continued(model: Any, folder: Path, given: Any, seen: list[int]) -> list[int]:  # noqa: ANN401
     begin, ids = _ids(folder)
     prompt = torch.tensor([[*begin, *seen, *ids]])
     kinds = {} if "image_grid_thw" not in given else {"mm_token_type_ids": (prompt == PLACE).int()}
@@ -169,7 +203,7 @@ def test_an_image_gives_the_tokens_that_transformers_gives(run: Run, family: str
     files = _pictures(tmp_path)
     want = _theirs(model, processor, files, folder)
     options = [word for file in files for word in ("--image", file)]
-    said = run("generate", folder, PROMPT, *options, "--max-new-tokens", NEW, "--json")
+    said = run("generate", folder, PROMPT, *options, "--max-new-tokens", NEW, "--dtype", "float32", "--json")
     assert said.exit_code == 0, said.output
     tokens = json.loads(said.stdout)["tokens"]
     assert tokens == want[: len(tokens)]

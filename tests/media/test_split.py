@@ -66,7 +66,8 @@ def test_tiles_are_reckoned_by_hand(
     assert isinstance(found, Patches)
     assert found.grids == tuple((1, *grid) for grid in grids)
     marks = [f"<|img_row_{i + 1}_col_{j + 1}|>" for i in range(tiles[0]) for j in range(tiles[1])] if tiles else []
-    said = [one for i, mark in enumerate([*marks, WHOLE]) for one in (mark, i)] if tiles else [0]
+    counts = [rows * columns // 4 for rows, columns in grids]
+    said = [one for pair in zip([*marks, WHOLE], counts, strict=True) for one in pair] if tiles else counts
     assert found.texts == ((BEGIN, *said, END),)
 
 
@@ -97,7 +98,7 @@ def test_settings_of_the_processor_file_come_first(tmp_path: Path) -> None:
     (tmp_path / "processor_config.json").write_text(json.dumps(said))
     found = Preparation.read(tmp_path).of([picture, picture])
     assert isinstance(found, Patches)
-    assert found.texts == ((0, 1, 2, 3), (4, 5, 6, 7))
+    assert found.texts == ((4,) * 4,) * 2
     (tmp_path / "processor_config.json").write_text(json.dumps(said | {"use_image_special_tokens": 1}))
     with pytest.raises(InputError, match="use_image_special_tokens"):
         Preparation.read(tmp_path)

@@ -60,12 +60,13 @@ def stands_for(
         return [[spec.heard.placeholder] * n for n in counts]
     counts = tokens_per_image(spec, images)
     assert isinstance(spec, VisionLanguageModel)
-    each = [[spec.vision.placeholder] * n for n in counts]
-    texts = images.texts if isinstance(images, Patches) else ()
+    place, texts = [spec.vision.placeholder], images.texts if isinstance(images, Patches) else ()
     if not texts:
-        return each
+        return [place * n for n in counts]
     assert encode is not None
-    return [[token for one in said for token in (each[one] if isinstance(one, int) else encode(one))] for said in texts]
+    return [
+        [token for one in said for token in (place * one if isinstance(one, int) else encode(one))] for said in texts
+    ]
 
 
 def with_placeholders(

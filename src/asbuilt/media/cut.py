@@ -7,6 +7,7 @@ have the aspect ratio that is nearest to the image's. Ties and rounding are thos
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -18,6 +19,7 @@ MOST_RESIZED = 1 << 26  # pixels of an image after it is resized
 Grid = tuple[int, int, int]  # frames, rows, columns
 Sides = tuple[int, int]  # a height and a width, or rows and columns
 START, END, THUMBNAIL = "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"
+BREAK, LAST = "[IMG_BREAK]", "[IMG_END]"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +31,10 @@ class Cut:
     merge: int
     least: int
     most: int
+
+    def text(self, grid: Grid) -> tuple[str | int, ...]:
+        """Returns what stands for an image in a text: words, and how many tokens."""
+        return (math.prod(grid) // self.merge**2,)
 
     def size(self, height: int, width: int) -> Sides:
         """Returns the nearest size of whole squares within the bounds; raises InputError for a very long image."""
@@ -100,13 +106,35 @@ class Split(Cut):
                 best, nearest = (rows, columns), off
         return best
 
-    def text(self, tiles: Sides | None, first: int) -> tuple[str | int, ...]:
-        """Returns what stands for an image in a text: words, and its tiles by number from `first`, in their order."""
+    def tiled(self, tiles: Sides | None, counts: Sequence[int]) -> tuple[str | int, ...]:
+        """Returns what stands for an image in a text: words, and the tokens of its tiles, so many of each."""
         if tiles is None or tiles == (1, 1):
-            said: list[str | int] = [first]
+            said: list[str | int] = [*counts]
         else:
             places = [(row, column) for row in range(tiles[0]) for column in range(tiles[1])]
             marks = [f"<|img_row_{row + 1}_col_{column + 1}|>" for row, column in places]
             marks += [THUMBNAIL] * self.thumbnail
-            said = [one for i, mark in enumerate(marks) for one in (mark, first + i)]
+            said = [one for mark, n in zip(marks, counts, strict=True) for one in (mark, n)]
         return (START, *said, END) if self.marked else tuple(one for one in said if isinstance(one, int))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows(Cut):
+    """Patches of an image that is only ever shrunk, to a longest side; each row of tokens ends with a word.
+
+    Agrawal et al. 2024, Pixtral 12B (arXiv 2410.07073), section 2.1.
+    """
+
+    longest: int
+
+    def size(self, height: int, width: int) -> Sides:
+        """Returns the size within the longest side, each side rounded up to whole squares."""
+        unit, ratio = self.patch * self.merge, max(height, width) / self.longest
+        sides = (height, width) if ratio <= 1 else (math.floor(height / ratio), math.floor(width / ratio))
+        return tuple(((side - 1) // unit + 1) * unit for side in sides)  # type: ignore[return-value]  # pyright: ignore
+
+    def text(self, grid: Grid) -> tuple[str | int, ...]:
+        """Returns what stands for an image in a text: rows of tokens, with words between them and at the end."""
+        _, rows, columns = grid
+        said = [one for _ in range(rows // self.merge) for one in (columns // self.merge, BREAK)]
+        return (*said[:-1], LAST)

@@ -7,6 +7,7 @@ Pillow.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from torch import Tensor
 from asbuilt.errors import InputError
 from asbuilt.families.shared.reader import ConfigReader, is_number, is_whole
 from asbuilt.files import read_object
-from asbuilt.media.cut import MOST_RESIZED, Cut, Grid, Split
+from asbuilt.media.cut import MOST_RESIZED, Cut, Grid, Rows, Split
 from asbuilt.media.tiles import Tiling
 from asbuilt.nn.image_grid import Patches
 from asbuilt.nn.tiles import Tiles
@@ -43,6 +44,7 @@ GRIDS = ("Qwen2VLImageProcessor", "Qwen3VLImageProcessor")
 TILED = "MllamaImageProcessor"
 SCALED_FIRST = "DINOv3ViTImageProcessor"
 SPLIT = "Lfm2VlImageProcessor"
+ROWS = "PixtralImageProcessor"
 DEFAULTS: dict[str, tuple[tuple[Sequence[float], Sequence[float]], int, dict[str, int], bool]] = {
     "CLIPImageProcessor": (CLIP, BICUBIC, {"shortest_edge": 224}, True),
     "CLIPFeatureExtractor": (CLIP, BICUBIC, {"shortest_edge": 224}, True),
@@ -52,6 +54,8 @@ DEFAULTS: dict[str, tuple[tuple[Sequence[float], Sequence[float]], int, dict[str
     "ViTFeatureExtractor": (HALF, BILINEAR, {"height": 224, "width": 224}, False),
     TILED: (HALF, BILINEAR, {"height": 224, "width": 224}, False),
     SCALED_FIRST: (IMAGENET, BILINEAR, {"height": 224, "width": 224}, False),
+    "BitImageProcessor": (CLIP, BICUBIC, {"shortest_edge": 224}, True),
+    ROWS: (CLIP, BICUBIC, {"longest_edge": 1024}, False),
     SPLIT: (HALF, BILINEAR, {"height": 512, "width": 512}, False),
     "Gemma3ImageProcessor": (HALF, BILINEAR, {"height": 224, "width": 224}, False),
     **dict.fromkeys(GRIDS, (CLIP, BICUBIC, {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}, False)),
@@ -97,6 +101,10 @@ class Preparation:
         if kind in GRIDS:
             reader.require("do_resize", resizes, "true: images are resized to whole squares of patches")
             made["cut"] = _cut(reader, size)
+        elif kind == ROWS:
+            reader.require("do_resize", resizes, "true: images are resized to whole squares of patches")
+            reader.require("do_center_crop", not crops, "false: images of this kind are not cropped")
+            made["cut"] = _rows(reader, outer, size)
         elif kind == SPLIT:
             made["cut"] = _split(reader, number, outer)
         elif kind == TILED:
@@ -126,7 +134,9 @@ class Preparation:
                 raise InputError("images of several sizes", field="images", fix="resize them to one size")
             return torch.stack(read)
         found = [self.cut.patches(one) for one in read]
-        return Patches(torch.cat([values for values, _ in found]), tuple(grid for _, grid in found))
+        grids = tuple(grid for _, grid in found)
+        texts = tuple(map(self.cut.text, grids))
+        return Patches(torch.cat([values for values, _ in found]), grids, texts)
 
     def _tiled(self, images: Sequence[Image], tiling: Tiling) -> Tiles:
         shapes = [tiling.shape(image.height, image.width) for image in images]
@@ -138,8 +148,9 @@ class Preparation:
         texts: list[tuple[str | int, ...]] = []
         for image in images:
             shape = cut.tiles(image.height, image.width)
-            texts.append(cut.text(shape, len(found)))
-            found += [cut.patches(self._scaled(one)) for one in self._parts(_bytes(image), cut, shape)]
+            own = [cut.patches(self._scaled(one)) for one in self._parts(_bytes(image), cut, shape)]
+            texts.append(cut.tiled(shape, [math.prod(grid) // cut.merge**2 for _, grid in own]))
+            found += own
         return Patches(torch.cat([values for values, _ in found]), tuple(grid for _, grid in found), tuple(texts))
 
     def _parts(self, image_CHW: Tensor, cut: Split, shape: tuple[int, int] | None) -> list[Tensor]:
@@ -278,6 +289,25 @@ def _cut(reader: ConfigReader, usual: Mapping[str, int]) -> Cut:
         for key, value in (("patch_size", 14), ("temporal_patch_size", 2), ("merge_size", 2))
     ]
     return Cut(patch=sizes[0], frames=sizes[1], merge=sizes[2], least=bounds[0], most=bounds[1])
+
+
+def _rows(reader: ConfigReader, outer: Mapping[str, Any], usual: Mapping[str, int]) -> Rows:
+    """Returns how images are divided into rows of patches, squares of which the processor of texts merges.
+
+    Its own file says the patch's size and how many of them are merged along a side, or the settings' `patch_size` does.
+    """
+    said = _whole_of(reader, "size", usual)
+    longest = said.get("longest_edge", said.get("height", 0))
+    square = said.keys() == {"longest_edge"} or (said.keys() == {"height", "width"} and len({*said.values()}) == 1)
+    reader.require("size", square and longest <= MOST_SIDE // 2, f"a longest_edge of at most {MOST_SIDE // 2}")
+    patches = _whole_of(reader, "patch_size", {"height": 16, "width": 16})
+    ok = patches.keys() == {"height", "width"} and len({*patches.values()}) == 1
+    reader.require("patch_size", ok and patches["height"] <= 256, "the same height and width, at most 256")
+    within = ConfigReader(dict(outer), PROCESSOR)
+    patch = within.size("patch_size", default=patches["height"], most=256)
+    merge = within.size("spatial_merge_size", default=1, most=256)
+    reader.only("do_pad", True, False, None, reason="models read as many patches as an image has")
+    return Rows(patch=patch, frames=1, merge=merge, least=0, most=MOST_RESIZED, longest=longest)
 
 
 def _split(reader: ConfigReader, resample: int, outer: Mapping[str, Any]) -> Split:
