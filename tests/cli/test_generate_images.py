@@ -96,7 +96,7 @@ CONFIGS: dict[str, Callable[..., Any]] = {
 }
 TILES: dict[str, Any] = {"encoder_patch_size": 4, "min_image_tokens": 3, "max_image_tokens": 8, "tile_size": 16}
 TILES |= {"max_tiles": 2, "max_pixels_tolerance": 1.2}
-WORDS = ("<|image_start|>", "<|img_row_1_col_1|>", "<|img_row_1_col_2|>", "<|img_thumbnail|>", "<|image_end|>")
+WORDS = ("<|image_start|>", "<|img_row_1_col_1|>", "<|img_row_2_col_1|>", "<|img_thumbnail|>", "<|image_end|>")
 
 
 def _pictures(folder: Path) -> list[Path]:
@@ -145,7 +145,7 @@ def _ids(folder: Path) -> tuple[list[int], list[int]]:
 def _tiles(folder: Path, files: list[Path]) -> tuple[dict[str, Any], list[int]]:
     """What their model takes of tiles, which are prepared as tests/media proves, and what stands for them in a text.
 
-    The first image is cut into two tiles, one beside the other, and the second is not.
+    The second image is cut into two tiles, one above the other, and the first is not.
     """
     found = Preparation.read(folder).of(files)
     assert isinstance(found, Patches)
@@ -158,7 +158,7 @@ def _tiles(folder: Path, files: list[Path]) -> tuple[dict[str, Any], list[int]]:
     assert tokenizer is not None
     begin, *marks, end = map(tokenizer.encode, WORDS)
     tiles = [[PLACE] * (len(x) // 4) for x in flat]
-    seen = [begin, marks[0], tiles[0], marks[1], tiles[1], marks[2], tiles[2], end, begin, tiles[3], end]
+    seen = [begin, tiles[0], end, begin, marks[0], tiles[1], marks[1], tiles[2], marks[2], tiles[3], end]
     shapes = torch.tensor([grid[1:] for grid in found.grids])
     padded = torch.nn.utils.rnn.pad_sequence(flat, batch_first=True)
     return {"pixel_values": padded, "pixel_attention_mask": mask, "spatial_shapes": shapes}, [*chain(*seen)]
@@ -203,7 +203,7 @@ def test_an_image_gives_the_tokens_that_transformers_gives(run: Run, family: str
     files = _pictures(tmp_path)
     want = _theirs(model, processor, files, folder)
     options = [word for file in files for word in ("--image", file)]
-    said = run("generate", folder, PROMPT, *options, "--max-new-tokens", NEW, "--dtype", "float32", "--json")
+    said = run("generate", folder, PROMPT, *options, "--max-new-tokens", NEW, "--json")
     assert said.exit_code == 0, said.output
     tokens = json.loads(said.stdout)["tokens"]
     assert tokens == want[: len(tokens)]
