@@ -5,7 +5,8 @@ export const whole = (n) => Math.round(n).toLocaleString("en-US");
 
 export function digits(value, most = 3) {
   if (value === 0) return "0";
-  return Math.abs(value) >= 10 ** most ? whole(value) : String(Number(value.toPrecision(most)));
+  if (Math.abs(value) >= 10 ** (most - 1)) return whole(value);
+  return Number(value.toPrecision(most)).toLocaleString("en-US", { maximumFractionDigits: 12 });
 }
 
 export function scaled(value, unit) {
@@ -14,6 +15,7 @@ export function scaled(value, unit) {
 }
 
 export function count(n) {
+  if (Math.abs(n) < 1e5) return whole(n);
   const [size, name] = [[1e12, "T"], [1e9, "B"], [1e6, "M"], [1e3, "k"]].find(([least]) => Math.abs(n) >= least) ?? [1, ""];
   return name ? `${digits(n / size, 4)}${name}` : whole(n);
 }

@@ -4,7 +4,7 @@ import { el, fresh } from "./dom.js";
 import { bytes, count, difference, digits, plain, scaled, seconds, whole } from "./format.js";
 
 const cell = (text, kind = "n") => el("td", { class: kind }, text);
-const head = (...names) => el("thead", {}, el("tr", {}, names.map(([text, kind]) => el("th", { class: kind ?? "", scope: "col" }, text))));
+const head = (...names) => el("thead", {}, el("tr", {}, names.map(([text, kind]) => (text ? el("th", { class: kind ?? "", scope: "col" }, text) : el("td")))));
 
 export function panel(title, document, open, { wide = false, note = "" } = {}, ...children) {
   const id = fresh();
@@ -73,7 +73,7 @@ export function answer(now, before, open) {
     const cells = old ? [cell(was === undefined || was === null ? "–" : text(was)), cell(text(value)), cell(difference(was, value))] : [cell(text(value))];
     return derived(name, cells, behind, { columns, key: slug(name), moved: old && was !== value });
   });
-  const names = old ? [["figure"], ["before", "n"], ["now", "n"], ["change", "n"]] : [["figure"], ["", "n"]];
+  const names = old ? [["figure"], ["before", "n"], ["now", "n"], ["change", "n"]] : [["figure"], ["value", "n"]];
   const s = now.serve;
   const fits = s && s.fits !== null && el("p", {}, el("span", { class: s.fits ? "yes" : "no" }, s.fits ? "✓ It fits" : "✗ It does not fit"),
     ` on ${whole(s.layout.gpus)} × ${s.machine}, in ${s.dtype}, cache in ${s.kv_dtype}`);
@@ -138,7 +138,7 @@ export function users(now, before, open) {
   const none = points.find((one) => one.users === 0);
   return panel("Users against context", "curves", open, { note: `${told}.${none ? ` None from ${whole(none.context)} on.` : ""}${old ? " Dashed: before." : ""}` },
     chart({ title: "Users against context", description: told, x: { name: "tokens per user", text: (n) => (n >= 1024 ? `${digits(n / 1024)}K` : whole(n)), ticks: points.filter((_, i) => i % Math.ceil(points.length / 8) === 0).map((one) => one.context) },
-      y: { name: "users", text: whole }, series, marks: [{ x: s.context, y: s.users, name: `${whole(s.users)} at ${whole(s.context)}`, class: "dot b", square: true }] }));
+      y: { name: "users", text: whole }, series, marks: [{ x: s.context, y: s.users, name: `${whole(s.users)} at ${whole(s.context)}`, class: "dot b", square: true, below: true }] }));
 }
 
 export function speed(now, before, open) {
@@ -150,7 +150,7 @@ export function speed(now, before, open) {
   const knee = now.serve.knee === null ? "memory-bound at every batch size" : `compute-bound from a batch of ${whole(now.serve.knee)}`;
   return panel("Throughput against speed per user", "serve", open, { note: `Batches of 1 to ${whole(sweep.at(-1).batch)}, theoretical maxima; filled: fits, hollow: does not. Decoding is ${knee}.${old ? " Dashed: before." : ""}` },
     chart({ title: "Throughput against speed per user", description: knee, x: { name: "tokens/s of one user", text: (n) => digits(n) }, y: { name: "tokens/s of all", text: (n) => scaled(n, "") },
-      series, marks: d ? [{ x: d.tokens_per_second_per_user, y: d.tokens_per_second, name: `batch of ${whole(d.batch)}`, class: "dot b", square: true }] : [] }));
+      series, marks: d ? [{ x: d.tokens_per_second_per_user, y: d.tokens_per_second, name: `batch of ${whole(d.batch)}`, class: "dot b", square: true, below: true }] : [] }));
 }
 
 export function training(now, before, open) {
@@ -173,7 +173,7 @@ export function tree(now, open) {
   const rows = now.describe.rows.map((row) => el("tr", {}, el("th", { scope: "row" }, el("code", {}, row.path)), el("td", {}, row.part), cell(whole(row.count)),
     cell(count(row.parameters)), cell(row.flops_per_token ? scaled(row.flops_per_token, "") : "–"), cell(row.cache_bytes_per_token ? bytes(row.cache_bytes_per_token) : "–")));
   return panel("The model's tree", "describe", open, { wide: true, note: "Figures of one part; a path such as blocks.0-31 stands for as many equal ones as “count” says." },
-    el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "the model's tree" }, el("table", { class: "tree" }, head(["path"], ["part"], ["count", "n"], ["parameters", "n"], ["FLOPs/token", "n"], ["cache/token", "n"]), el("tbody", {}, rows))));
+    el("div", { class: "scroll tall", tabindex: 0, role: "region", "aria-label": "parts by path" }, el("table", { class: "tree" }, head(["path"], ["part"], ["count", "n"], ["parameters", "n"], ["FLOPs/token", "n"], ["cache/token", "n"]), el("tbody", {}, rows))));
 }
 
 const shape = (numbers) => (numbers ? numbers.map(whole).join(" × ") : "");
