@@ -21,7 +21,7 @@ FLAGS = (
     "--no-first-run", "--no-default-browser-check", "--disable-background-networking", "--disable-sync",
     "--disable-component-update", "--disable-extensions", "--hide-scrollbars", "--disable-features=Translate",
 )  # fmt: skip
-LONGEST = 30.0  # seconds for anything
+LONGEST = 20.0  # seconds for anything
 
 
 def found() -> str | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import click
 
 from asbuilt.cli.opening import allow_unread_option, opened
@@ -23,6 +25,7 @@ def web(model: str | None, port: int, no_open: bool, allow_unread: tuple[str, ..
     made = server.listening(port)
     url = f"http://{server.HOST}:{made.getsockname()[1]}/"
     say(f"{url}  (Ctrl-C ends it)")
+    sys.stdout.flush()  # who started it waits for the address
     if not no_open:
         import webbrowser
 

@@ -60,11 +60,11 @@ function draw(now, before) {
   const opened = [...document.querySelectorAll('[aria-expanded="true"]')].map((one) => one.closest("tr").dataset.figure);
   const made = [];
   if (now.describe || now.serve) made.push(views.answer(now, before, open));
-  made.push(el("div", { class: "stack" }, now.serve ? views.memory(now, before?.serve ? before : null, open) : null,
-    now.describe ? views.parameters(now, before, open) : null));
+  if (now.serve) made.push(views.memory(now, before?.serve ? before : null, open));
   if (now.curves) made.push(views.roofline(now, before, open));
   if (now.curves?.users.length && now.serve) made.push(views.users(now, before, open));
   if (now.serve?.sweep.length) made.push(views.speed(now, before, open));
+  if (now.describe) made.push(views.parameters(now, before, open));
   if (now.train) made.push(views.training(now, before?.train ? before : null, open));
   if (now.describe) made.push(views.tree(now, open), views.steps(now, open));
   $("panels").replaceChildren(...made.filter(Boolean));
