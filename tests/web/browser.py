@@ -85,7 +85,8 @@ class Page:
     def drawn(self, after: int) -> int:
         """Waits for figures drawn later than question number `after`; returns theirs."""
         self.wait(
-            f"Number(document.body?.dataset.drawn ?? 0) > {after} && document.querySelector('#status')?.textContent === ''"
+            f"Number(document.body?.dataset.drawn ?? 0) > {after} && "
+            "document.querySelector('#status')?.textContent === ''"
         )
         return self.run("Number(document.body.dataset.drawn)")
 

@@ -38,7 +38,8 @@ CONTRAST = """(() => {
   };
   let worst = [99, ""];
   for (const one of document.querySelectorAll("body *")) {
-    if (![...one.childNodes].some((node) => node.nodeType === 3 && node.data.trim()) || !one.getClientRects().length) continue;
+    const said = [...one.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
+    if (!said || !one.getClientRects().length) continue;
     const style = getComputedStyle(one), drawn = one instanceof SVGElement;
     const pair = [light(numbers(drawn ? style.fill : style.color)), light(behind(one))].sort((a, b) => b - a);
     const ratio = (pair[0] + 0.05) / (pair[1] + 0.05);
@@ -119,7 +120,8 @@ def test_the_address_restores_the_page(page: Page, url: str) -> None:
     address, drawn = page.run("location.href"), page.run("document.querySelector('#panels').textContent")
     page.open(address)
     assert page.run("document.querySelector('#panels').textContent") == drawn
-    values = page.run("['set-intermediate_size', 'serving-gpu', 'training-zero', 'serving-context'].map((id) => document.getElementById(id).value)")
+    ids = ["set-intermediate_size", "serving-gpu", "training-zero", "serving-context"]
+    values = page.run(f"{ids}.map((id) => document.getElementById(id).value)")
     assert values == [str(width), "h100-sxm", "3", "4k"]
 
 
@@ -179,6 +181,8 @@ def test_a_figure_opens_with_the_keyboard(page: Page, url: str) -> None:
     page.run("document.querySelector('[data-figure=memory-weights] button').focus()")
     for kind in ("keyDown", "keyUp"):
         page.call("Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", windowsVirtualKeyCode=13, text="\r")
-    assert page.run("document.querySelector('[data-figure=memory-weights] button').getAttribute('aria-expanded')") == "true"
-    line = next(one for one in questions.answer("serve", {"model": MODEL, "gpu": GPU})["ladder"] if one["line"] == "weights")
+    opener = "document.querySelector('[data-figure=memory-weights] button')"
+    assert page.run(f"{opener}.getAttribute('aria-expanded')") == "true"
+    ladder = questions.answer("serve", {"model": MODEL, "gpu": GPU})["ladder"]
+    line = next(one for one in ladder if one["line"] == "weights")
     assert line["formula"] in page.run("document.querySelector('[data-figure=memory-weights] + tr').textContent")
