@@ -94,6 +94,7 @@ def test_points_lie_on_or_below_the_roof() -> None:
         ("describe", {"model": "llama-3-8b", "set": {"num_hidden_layers": 10**9}}, "num_hidden_layers"),
         ("describe", {"model": "llama-3-8b", "set": {"attention_bias": 1}}, "attention_bias"),
         ("describe", {"config": {"model_type": "llama", "num_hidden_layers": 10**6}}, "num_hidden_layers"),
+        ("describe", {"config": {"model_type": "gpt2", "n_layer": 10**400}}, "n_layer"),
         ("describe", {"config": ["llama"]}, "config"),
         ("describe", {"config": {}}, "model_type"),
         ("describe", {"model": "llama-3-8b", "path": "/etc"}, "path"),
@@ -106,7 +107,7 @@ def test_what_is_wrong_is_named(kind: str, asked: object, field: str) -> None:
     assert field in refused.value.field
 
 
-@pytest.mark.parametrize("name", ["gemma-3-4b", "deepseek-v3", "qwen3-30b-a3b", "gpt2"])
+@pytest.mark.parametrize("name", ["gemma-3-4b", "deepseek-v3", "llama-3-70b", "qwen3-30b-a3b", "gpt2"])
 def test_models_offer_the_sizes_of_their_configs(name: str) -> None:
     labels = {one["label"] for one in questions.answer("config", {"model": name})["editable"]}
     assert {"layers", "vocabulary"} <= labels

@@ -21,6 +21,7 @@ from asbuilt.description import describe
 from asbuilt.dtypes import GGUF_BLOCKS, TRAINED
 from asbuilt.errors import InputError, near, one_of
 from asbuilt.families import read_config, write_config
+from asbuilt.families.shared.common import MOST_LAYERS
 from asbuilt.plan.serve.engines import ENGINES
 from asbuilt.plan.train.optimizers import OPTIMIZERS
 from asbuilt.plan.train.shares import CHECKPOINTING
@@ -29,7 +30,11 @@ from asbuilt.web import curves
 # Config keys of sizes that the page offers to change, as families of published models call them.
 EDITABLE = {
     "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    "encoder layers": ("encoder_layers",),
+    "decoder layers": ("decoder_layers",),
     "model width": ("hidden_size", "n_embd", "d_model"),
+    "encoder FFN width": ("encoder_ffn_dim",),
+    "decoder FFN width": ("decoder_ffn_dim",),
     "query heads": ("num_attention_heads", "n_head", "n_heads"),
     "KV heads": ("num_key_value_heads",),
     "head width": ("head_dim",),
@@ -48,8 +53,6 @@ LAYERS = EDITABLE["layers"]
 PER_LAYER = ("layer_types", "mlp_layer_types")  # lists of a kind for each layer
 WEIGHTS = ("bf16", "fp16", "fp32", "fp8", "int8", "int4", "mxfp4", *(name for name in GGUF_BLOCKS if name[0] == "q"))
 CACHES = ("bf16", "fp16", "fp32", "fp8", "int8", "fp8:head", "int8:head", "int4:head")
-# Layers of a config that the page opens: bounded work, far above any published model.
-MOST_LAYERS = 2048
 
 Parse = Callable[[Any, str], Any]
 
@@ -129,7 +132,7 @@ def opened(asked: Mapping[str, Any], given: Source | None) -> Source:
     if not edits:
         return source
     changed = edited(_config(source) if config is None else config, edits)
-    return replace(source, reading=_read(changed, source.name), kind="config", path=None, gguf=None)
+    return replace(source, reading=read_config(changed, source.name), kind="config", path=None, gguf=None)
 
 
 def _chosen(asked: Mapping[str, Any], given: Source | None) -> tuple[Source, dict[str, Any] | None]:
@@ -137,21 +140,13 @@ def _chosen(asked: Mapping[str, Any], given: Source | None) -> tuple[Source, dic
     name, config = asked.get("model"), asked.get("config")
     if config is not None:
         name = "config" if name is None else _word(name, "model")
-        return Source(kind="config", name=name, reading=_read(config, name)), config
+        return Source(kind="config", name=name, reading=read_config(config, name)), config
     if given is not None and name in (None, given.name):
         return given, None
     if not isinstance(name, str) or name not in ROWS:
         allowed = "a name from `asbuilt models`, or a config.json"
         raise InputError("unknown model", field="model", value=name, allowed=allowed, fix=near(str(name)[:80], ROWS))
     return open_model(find(name).name), None
-
-
-def _read(config: dict[str, Any], name: str) -> Any:  # noqa: ANN401  a Reading
-    for field, inner in ((config, ""), (config.get(INNER) if isinstance(config, dict) else None, f"{INNER}.")):
-        for key in LAYERS if isinstance(field, dict) else ():
-            if isinstance(many := field.get(key), int) and many > MOST_LAYERS:
-                raise InputError(field=inner + key, value=many, allowed=f"at most {MOST_LAYERS:,} on this page")
-    return read_config(config, name)
 
 
 def _config(source: Source) -> dict[str, Any]:
@@ -183,7 +178,7 @@ def edited(config: dict[str, Any], edits: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _repeated(config: Mapping[str, Any], layers: int) -> dict[str, list[Any]]:
-    layers = max(0, min(layers, MOST_LAYERS + 1))
+    layers = max(0, min(layers, MOST_LAYERS))  # more are refused when the config is read
     lists = {key: said for key in PER_LAYER if isinstance(said := config.get(key), list) and said}
     return {key: (said * (layers // len(said) + 1))[:layers] for key, said in lists.items()}
 
@@ -191,11 +186,12 @@ def _repeated(config: Mapping[str, Any], layers: int) -> dict[str, list[Any]]:
 def editable(config: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Returns the sizes of a config that the page changes: what each is, its key and its value."""
     found = []
-    for prefix, said in (("", config), (f"{INNER}.", config.get(INNER))):
-        for label, keys in EDITABLE.items() if isinstance(said, Mapping) else ():
-            for key in keys:
-                if isinstance(value := said.get(key), int) and not isinstance(value, bool):
-                    found.append({"label": label, "key": prefix + key, "value": value})
+    inner = config.get(INNER)
+    for prefix, said in (("", config), (f"{INNER}.", inner if isinstance(inner, Mapping) else {})):
+        for label, key in ((label, key) for label, keys in EDITABLE.items() for key in keys):
+            value = said.get(key)
+            if isinstance(value, int) and not isinstance(value, bool):
+                found.append({"label": label, "key": prefix + key, "value": value})
     return found
 
 
