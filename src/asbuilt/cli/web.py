@@ -19,15 +19,15 @@ PORT = 8765
 @allow_unread_option
 def web(model: str | None, port: int, no_open: bool, allow_unread: tuple[str, ...]) -> None:
     """Show costs and plans on a local page, of MODEL first; served to this machine alone, until Ctrl-C."""
-    from asbuilt.web import server
+    from asbuilt.web.server import HOST, listening, run
 
     source = None if model is None else opened(model, allow_unread)
-    made = server.listening(port)
-    url = f"http://{server.HOST}:{made.getsockname()[1]}/"
+    made = listening(port)
+    url = f"http://{HOST}:{made.getsockname()[1]}/"
     say(f"{url}  (Ctrl-C ends it)")
     sys.stdout.flush()  # who started it waits for the address
     if not no_open:
         import webbrowser
 
         webbrowser.open(url)
-    server.run(source, made)
+    run(source, made)

@@ -21,8 +21,9 @@ class Placement:
     etp is tp, and ep takes its ranks from data and context parallelism, as in Megatron-Core: ep divides dp * cp. In
     serving the experts are spread over the tp ranks first and, if ep exceeds tp, over groups of them that process
     different sequences. ZeRO stage 1 shards master weights and optimizer state over the dp * cp ranks that hold the
-    same weights, stage 2 the gradients too, stage 3 (FSDP) the weights too. Without `vocabulary` each of tp devices has
-    the whole embedding and head.
+    same weights, stage 2 the gradients too, stage 3 (FSDP) the weights too; with `hsdp`, over groups of so many of
+    them, which average their gradients (HSDP). Without `vocabulary` each of tp devices has the whole embedding and
+    head.
     """
 
     dp: int = 1
@@ -33,6 +34,7 @@ class Placement:
     zero: int = 0
     etp: int = 1
     vocabulary: bool = True
+    hsdp: int | None = None
 
     @property
     def gpus(self) -> int:
@@ -43,6 +45,16 @@ class Placement:
     def replicas(self) -> int:
         """Ranks that hold the same dense weights, and average their gradients in training."""
         return self.dp * self.cp
+
+    @property
+    def sharded(self) -> int:
+        """Ranks over which ZeRO shards dense weights."""
+        return self.hsdp or self.replicas
+
+    @property
+    def sharded_experts(self) -> int:
+        """Ranks over which ZeRO shards experts: of those ranks the ones that hold the same experts."""
+        return max(1, self.sharded // self.groups) if self.hsdp else self.copies
 
     @property
     def groups(self) -> int:
@@ -78,7 +90,15 @@ class Placement:
 
 
 def arrange(
-    gpus: int, *, tp: int = 1, pp: int = 1, ep: int = 1, cp: int = 1, zero: int = 0, vocabulary: bool = True
+    gpus: int,
+    *,
+    tp: int = 1,
+    pp: int = 1,
+    ep: int = 1,
+    cp: int = 1,
+    zero: int = 0,
+    vocabulary: bool = True,
+    hsdp: int | None = None,
 ) -> Placement:
     """Returns the training placement, with the remaining GPUs used for data parallelism.
 
@@ -102,7 +122,16 @@ def arrange(
     if replicas % ep:
         allowed = one_of(map(str, divisors(replicas)))
         raise InputError(f"ep takes its ranks from dp x cp = {replicas}", field="ep", value=ep, allowed=allowed)
-    return Placement(dp=gpus // taken, tp=tp, pp=pp, ep=ep, cp=cp, zero=zero, etp=tp, vocabulary=vocabulary)
+    if hsdp is not None and (not zero or hsdp < 1 or replicas % hsdp):
+        allowed = one_of(map(str, divisors(replicas)))
+        raise InputError(
+            f"a group that shards, of dp x cp = {replicas} ranks",
+            field="hsdp",
+            value=hsdp,
+            allowed=f"{allowed}, with ZeRO",
+        )
+    degrees = {"tp": tp, "pp": pp, "ep": ep, "cp": cp, "etp": tp, "zero": zero}
+    return Placement(dp=gpus // taken, **degrees, vocabulary=vocabulary, hsdp=hsdp)
 
 
 def served(gpus: int = 1, *, tp: int = 1, pp: int = 1, ep: int = 1) -> Placement:

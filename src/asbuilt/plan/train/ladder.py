@@ -19,6 +19,8 @@ KEEPS = {
     "none": "all that autograd saves",
     "selective": "all but what parts declare they can recompute without a product with a weight",
     "full": "each block's input",
+    "megatron-selective": "all but the scores of attention, which are computed again",
+    "torchtitan-op": "each block's input, the results of attention and of every other product",
 }
 
 
@@ -74,15 +76,21 @@ def _state(stage: StageMemory, name: str, of: Callable[[State], int], width: int
     """Returns the line of one kind of state, derived from the number of parameters if it has a fixed width."""
     layout, sharded = stage.layout, stage.layout.zero >= sharded_from
     pieces, numbers, value = [], {}, 0
-    groups = (("", stage.section.dense, layout.replicas), ("experts' ", stage.section.experts, layout.copies))
+    groups = (
+        ("", stage.section.dense, layout.sharded),
+        ("experts' ", stage.section.experts, layout.sharded_experts),
+    )
+    twice = stage.stages_held if sharded_from > 1 or not layout.zero else 1
     for whose, state, ranks in groups:
         whole, ways = of(state), ranks if sharded else 1
-        value += split(whole, ways)
+        value += twice * split(whole, ways)
         if whole:
             said, put_in = _whole(stage, state, whose, name, whole, width)
             numbers |= put_in
             if ways > 1:
                 said, numbers[f"{whose}ranks"] = f"ceil({said} / {{{whose}ranks}})", ways
+            if twice > 1:
+                said, numbers["stages held"] = f"{{stages held}} × {said}", twice
             pieces.append(said)
     note = f"sharded by ZeRO-{layout.zero}" if sharded and max(n for _, _, n in groups) > 1 else ""
     return Line(name=name, value=value, formula=" + ".join(pieces), numbers=numbers, note=note)
