@@ -9,7 +9,6 @@ from click.testing import CliRunner
 
 from asbuilt.cli.main import cli
 
-
 MISSING = ("starlette", "uvicorn")
 
 
