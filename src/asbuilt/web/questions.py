@@ -51,8 +51,18 @@ EDITABLE = {
 INNER = "text_config"
 LAYERS = EDITABLE["layers"]
 PER_LAYER = ("layer_types", "mlp_layer_types")  # lists of a kind for each layer
-WEIGHTS = ("bf16", "fp16", "fp32", "fp8", "int8", "int4", "mxfp4", "nvfp4", *(name for name in GGUF_BLOCKS if name[0] == "q"))
-CACHES = ("bf16", "fp16", "fp32", "fp8", "int8", "fp8:head", "int8:head", "int4:head")
+WEIGHTS = (
+    "bf16",
+    "fp16",
+    "fp32",
+    "fp8",
+    "int8",
+    "int4",
+    "mxfp4",
+    "nvfp4",
+    *(name for name in GGUF_BLOCKS if name[0] == "q"),
+)
+CACHES = ("bf16", "fp16", "fp32", "fp8", "int8", "fp8:head", "int8:head", "int4:head", "q8_0", "q4_0")
 
 Parse = Callable[[Any, str], Any]
 
