@@ -24,6 +24,7 @@ Run = Callable[..., Result]
 RUN = {"temperature": 0.0, "repetition_penalty": 1.0, "seed": 0, "device": "cpu", "dtype": "auto"}
 # Once more, by hand: a default that changes is a change of every answer that somebody has written down.
 WRITTEN = {
+    "web": {"port": 8765},
     "describe": {"batch": 1, "images": 0, "sounds": 0, "dtype": "bf16"},
     "plan serve": {
         "engine": "ideal",

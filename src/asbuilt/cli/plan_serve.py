@@ -294,11 +294,12 @@ def _efficiency(path: Path, source: Source) -> dict[str, float]:
 def _print(
     plans: list[ServePlan], defaults: dict[str, dict[str, int | bool]], *, explain: bool, markdown: bool, as_json: bool
 ) -> None:
+    from asbuilt.api.plan import serve_document
     from asbuilt.plan import render
     from asbuilt.plan.serve.report import compare
 
     if as_json:
-        documents = [plan.document() | {"defaults": defaults[plan.asked.name]} for plan in plans]
+        documents = [serve_document(plan, defaults[plan.asked.name]) for plan in plans]
         print_json({"plans": documents} if len(plans) > 1 else documents[0])
         return
     for name, said in defaults.items():

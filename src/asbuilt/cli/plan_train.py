@@ -236,19 +236,6 @@ def _subject(
     return Subject(spec), seq, source.reading
 
 
-def _published(read: Reading | None) -> str | None:
-    """Returns how the weights are quantised, None if they are not."""
-    from asbuilt.errors import InputError
-    from asbuilt.plan.stored.methods import read_packing
-
-    if read is None or read.quantization is None:
-        return None
-    try:
-        return read_packing(read.quantization).method
-    except InputError:  # training does not depend on it
-        return str(read.quantization.get("quant_method"))
-
-
 def _print(
     plan: TrainPlan,
     ranked: Ranked | None,
@@ -258,14 +245,15 @@ def _print(
     markdown: bool,
     as_json: bool,
 ) -> None:
+    from asbuilt.api.plan import packed_by, train_document
     from asbuilt.plan import explain as derivation
     from asbuilt.plan import render
     from asbuilt.plan.train import report
 
-    defaults, published = {} if read is None else read.defaults, _published(read)
+    defaults, published = {} if read is None else read.defaults, packed_by(read)
     if as_json:
         found = {} if ranked is None else {"search": report.ranked_document(ranked)}
-        print_json(report.document(plan) | {"defaults": defaults, "published": published} | found)
+        print_json(train_document(plan, read) | found)
         return
     if defaults:
         say(defaults_line(defaults))
