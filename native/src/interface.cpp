@@ -258,7 +258,7 @@ void convolve(const float* x, int64_t x_stride, const float* before, const float
 using namespace asbuilt;
 #define PUBLIC extern "C" __attribute__((visibility("default")))
 
-PUBLIC int asbuilt_version() { return 4; }
+PUBLIC int asbuilt_version() { return 5; }
 PUBLIC const char* asbuilt_instructions() { return chosen()->name; }
 
 // The names of the instruction sets of this processor and build, the fastest first, with spaces between.
@@ -284,10 +284,12 @@ PUBLIC int asbuilt_choose(const char* name) {
 
 PUBLIC void asbuilt_threads(int count) { set_threads(count); }
 
-// The number of a format by its name in capitals, -1 for none.
+// The number of a format, of a matrix or of a cache's codes, by its name in capitals, -1 for none.
 PUBLIC int asbuilt_format(const char* name) {
   for (int i = 0; i < kFormatCount; ++i)
     if (std::strcmp(kFormats[i].name, name) == 0) return i;
+  for (int i = 0; i < kCodeCount; ++i)
+    if (std::strcmp(kCodes[i].name, name) == 0) return kFormatCount + i;
   return -1;
 }
 
@@ -388,6 +390,7 @@ struct Attention {
   Map q, k, v, gate;    // without a gate its matrix has no rows
   int64_t heads, key_heads, d_head, slots;
   uint8_t *keys, *values;        // (texts, key heads, slots, d_head)
+  int held;                      // the format of keys and values: a plain one or codes
   int rope, d_rotary, adjacent;  // the number of its tables, -1 for none
   float scale;                   // of scores
 };
@@ -413,7 +416,7 @@ struct Layer {
   const DeltaNet* net;
   Norm norm, ffn_norm;
   Map o, gate, up, down;
-  int type;  // the plain format of norms, biases, keys and values
+  int type;  // the plain format of norms and biases
   float mixer_scale, ffn_scale;  // of what each branch adds
   int activation;
 };
@@ -481,10 +484,21 @@ void normed(const Kernels& k, const Norm& norm, int type, Scratch& s, const floa
   });
 }
 
+// Bytes of a key or value in the cache.
+int64_t bytes_of_key(const Attention& layer) {
+  const int code = layer.held - kFormatCount;
+  return code < 0 ? layer.d_head * kFormats[layer.held].bytes : bytes_of_code(code, layer.d_head);
+}
+
+void keep(const Kernels& k, const Attention& layer, const float* x, uint8_t* to) {
+  if (layer.held < kFormatCount) return k.narrow(layer.held, x, layer.d_head, to);
+  k.write_codes(layer.held - kFormatCount, x, layer.d_head, to);
+}
+
 // Norms of heads and RoPE in place; keys and values into the cache.
 void place(const Run& run, const Attention& layer, int type, const Slab& slab, Scratch& s) {
   const int64_t D = layer.d_head, H = layer.heads, K = layer.key_heads, rows = slab.rows();
-  const int64_t bytes = D * kFormats[type].bytes;
+  const int64_t bytes = bytes_of_key(layer);
   const float* q_weight = as_float(run.k, type, layer.q_norm.weight, D, s.q_norm);
   const float* k_weight = as_float(run.k, type, layer.k_norm.weight, D, s.k_norm);
   each_rows(rows, [&](int64_t first, int64_t last) {
@@ -503,15 +517,15 @@ void place(const Run& run, const Attention& layer, int type, const Slab& slab, S
         const int64_t slot = ((text * K + h) * layer.slots + run.positions[text] + token) * bytes;
         float* key = &s.kv[(row * K + h) * D];
         placed(key, layer.k_norm, k_weight);
-        run.k.narrow(type, key, D, layer.keys + slot);
-        run.k.narrow(type, &s.kv[((rows + row) * K + h) * D], D, layer.values + slot);
+        keep(run.k, layer, key, layer.keys + slot);
+        keep(run.k, layer, &s.kv[((rows + row) * K + h) * D], layer.values + slot);
       }
     }
   });
 }
 
 // One token of each text; keys are divided so that every thread has some, in runs of at least 128.
-void attend_one(const Run& run, const Attention& layer, int type, Scratch& s) {
+void attend_one(const Run& run, const Attention& layer, Scratch& s) {
   const int64_t D = layer.d_head, H = layer.heads, K = layer.key_heads, group = H / K, texts = run.texts;
   int64_t longest = 0;
   for (int64_t text = 0; text < texts; ++text) longest = std::max(longest, run.positions[text] + 1);
@@ -521,8 +535,8 @@ void attend_one(const Run& run, const Attention& layer, int type, Scratch& s) {
   s.sums.resize(texts * H * parts * D);
   each(texts * K * parts, [&](int64_t i) {
     const int64_t part = i % parts, head = i / parts % K, text = i / parts / K, n = run.positions[text] + 1;
-    const int64_t slot = (text * K + head) * layer.slots * D * kFormats[type].bytes, at = i * group;
-    const Attend job{&s.q[(text * H + head * group) * D], layer.keys + slot, layer.values + slot, type, group, D,
+    const int64_t slot = (text * K + head) * layer.slots * bytes_of_key(layer), at = i * group;
+    const Attend job{&s.q[(text * H + head * group) * D], layer.keys + slot, layer.values + slot, layer.held, group, D,
                      layer.scale, &s.most[at], &s.total[at], &s.sums[at * D]};
     run.k.attend(job, part * n / parts, (part + 1) * n / parts);
   });
@@ -542,15 +556,15 @@ void attend_one(const Run& run, const Attention& layer, int type, Scratch& s) {
   }
 }
 
-void attend_many(const Run& run, const Attention& layer, int type, const Slab& slab, Scratch& s) {
+void attend_many(const Run& run, const Attention& layer, const Slab& slab, Scratch& s) {
   const int64_t D = layer.d_head, H = layer.heads, K = layer.key_heads, group = H / K;
   const int64_t parts = (slab.tokens + kTokensOfPiece - 1) / kTokensOfPiece;
   each(slab.texts * K * parts, [&](int64_t i) {
     // the last tokens first: they see the most keys
     const int64_t part = parts - 1 - i / (slab.texts * K), head = i % K, of = i / K % slab.texts, text = slab.text + of;
-    const int64_t slot = (text * K + head) * layer.slots * D * kFormats[type].bytes;
+    const int64_t slot = (text * K + head) * layer.slots * bytes_of_key(layer);
     const int64_t at = (of * slab.tokens * H + head * group) * D;
-    const AttendMany job{&s.q[at], H * D, layer.keys + slot, layer.values + slot, type, group, D,
+    const AttendMany job{&s.q[at], H * D, layer.keys + slot, layer.values + slot, layer.held, group, D,
                          run.positions[text] + slab.token, layer.scale, &s.mixed[at], H * D};
     run.k.attend_many(job, part * kTokensOfPiece, std::min(slab.tokens, (part + 1) * kTokensOfPiece));
   });
@@ -596,9 +610,9 @@ void attend(const Run& run, const Layer& layer, const Slab& slab, Scratch& s) {
            {&part.gate, s.gate.data(), wide}}, s.read.data(), rows);
   place(run, part, layer.type, slab, s);
   if (run.tokens == 1) {
-    attend_one(run, part, layer.type, s);
+    attend_one(run, part, s);
   } else {
-    attend_many(run, part, layer.type, slab, s);
+    attend_many(run, part, slab, s);
   }
   if (!part.gate.matrix.rows) return;
   each_rows(rows, [&](int64_t first, int64_t last) {

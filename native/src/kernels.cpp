@@ -486,7 +486,7 @@ extern const Kernels kTable;
 const ManyRows kInFloat32 = {kTall, kNearColumns, 1, pack_rows, many_rows};
 const Kernels kTable = {NAME(KERNELS), round_rows, packed_groups, packed_tail,   unpack_row, delta_rule, convolve,
                         gated_norm,    gated_product, gate,       attend,        attend_many, kInFloat32, kInFloat32,
-                        widen,         narrow,     few_rows};
+                        write_codes,   read_codes, widen,        narrow,        few_rows};
 
 }  // namespace KERNELS
 }  // namespace asbuilt
