@@ -25,7 +25,6 @@ from asbuilt import cost
 from asbuilt.cost.folded import Folded, tree
 from asbuilt.errors import InputError
 from asbuilt.generate.decode import generate
-from asbuilt.kernels import native
 from asbuilt.kernels.attention import reference
 from asbuilt.kernels.codes import Coded
 from asbuilt.nn.cache import Cache, CodedCache
@@ -288,21 +287,6 @@ def test_what_is_handed_to_attention() -> None:
     assert seen == [Tensor] * layers + [Coded] * 2 * layers
     cache = Cache(model.spec, batch=1, capacity=4, dtype=torch.float32, kv="int4:head")
     assert all(isinstance(layer, CodedCache) and layer.code is not None for layer in cache.layers.values())
-
-
-@pytest.fixture
-def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The native library, which other tests run without."""
-    monkeypatch.setenv(native.SWITCH, "1")
-    caches = (native.library, native.number)
-    for one in caches:
-        one.cache_clear()
-    if native.library() is None:
-        pytest.skip("the native kernels are not installed (make builds them where there is a compiler)")
-    yield
-    monkeypatch.undo()
-    for one in caches:
-        one.cache_clear()
 
 
 @pytest.mark.parametrize("kv", ["int8", "q8_0", "nothing"])
