@@ -44,7 +44,7 @@ extern const Kernels kTable;
 #endif
 #ifdef HAS_amx
 namespace amx {
-extern const ManyRows kTiles;
+extern const ManyRows kTiles, kTilesOfHigh;
 }
 #endif
 
@@ -72,6 +72,7 @@ const Kernels* with_tiles() {
     Kernels all = avx512::kTable;
     all.name = "amx";
     all.in_16_bits = amx::kTiles;
+    all.in_bfloat16 = amx::kTilesOfHigh;
     return all;
   }();
   return &made;
@@ -120,6 +121,7 @@ struct Product {
   const float* const* biases;
   float* const* outs;
   const int64_t* strides;
+  bool bfloat16 = false;  // many rows may be rounded to it, and W too
 };
 
 // Calls work(matrix, piece of it) for all pieces of several matrices, `pieces(matrix)` of each. They are begun in turn
@@ -145,11 +147,12 @@ void many_rows(const ManyRows& k, const Product& p) {
   for (int64_t start = 0; start < p.rows; start += kSlab) {
     const int64_t rows = std::min(kSlab, p.rows - start), tall = k.tall, panels = (rows + tall - 1) / tall;
     packed.resize(static_cast<size_t>(panels * tall * wide + 16));
-    float* x = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(packed.data()) + 63) & ~uintptr_t{63});
+    auto* base = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(packed.data()) + 63) & ~uintptr_t{63});
+    const auto x = [&](int64_t row) { return reinterpret_cast<float*>(base + row * wide * k.bytes); };
     constexpr int64_t kTogether = 4;
     each((panels + kTogether - 1) / kTogether, [&](int64_t i) {
       const int64_t from = i * kTogether * tall, n = std::min(kTogether * tall, rows - from);
-      k.pack(p.x + (start + from) * p.x_stride, n, inputs, p.x_stride, x + from * wide);
+      k.pack(p.x + (start + from) * p.x_stride, n, inputs, p.x_stride, x(from));
     });
     // a piece is a run of columns, and of rows where there are few columns
     const auto runs = [&](int i) { return (p.matrices[i].rows + k.columns - 1) / k.columns; };
@@ -161,7 +164,7 @@ void many_rows(const ManyRows& k, const Product& p) {
       const Packed& w = p.matrices[i];
       const int64_t first = piece / halves * k.columns, row = piece % halves * half;
       if (row < rows)
-        k.multiply(w, first, std::min(first + k.columns, w.rows), x + row * wide, std::min(half, rows - row),
+        k.multiply(w, first, std::min(first + k.columns, w.rows), x(row), std::min(half, rows - row),
                    p.biases[i], p.outs[i] + (start + row) * p.strides[i], p.strides[i]);
     });
   }
@@ -215,9 +218,9 @@ void multiply(const Product& p) {
   for (int i = 0; i < p.count;) {  // runs of matrices of one kind
     int end = i + 1;
     while (end < p.count && blocks(end) == blocks(i) && in_float32(end) == in_float32(i)) ++end;
-    const Product part{end - i, p.matrices + i, p.x, p.rows, p.x_stride, p.biases + i, p.outs + i, p.strides + i};
+    const Product part{end - i, p.matrices + i, p.x, p.rows, p.x_stride, p.biases + i, p.outs + i, p.strides + i, p.bfloat16};
     if (p.rows >= (blocks(i) ? kManyRows : kManyRowsOfNumbers)) {
-      many_rows(in_float32(i) ? k.in_float32 : k.in_16_bits, part);
+      many_rows(in_float32(i) ? k.in_float32 : p.bfloat16 ? k.in_bfloat16 : k.in_16_bits, part);
     } else if (blocks(i)) {
       few_rows_of_blocks(k, part);
     } else {
@@ -335,8 +338,8 @@ PUBLIC void asbuilt_interleave(int format, uint8_t* data, int64_t rows, int64_t 
 }
 
 PUBLIC void asbuilt_packed(int count, const Packed* matrices, const float* x, int64_t rows, int64_t x_stride,
-                           const float* const* biases, float* const* outs, const int64_t* strides) {
-  multiply({count, matrices, x, rows, x_stride, biases, outs, strides});
+                           const float* const* biases, float* const* outs, const int64_t* strides, int bfloat16) {
+  multiply({count, matrices, x, rows, x_stride, biases, outs, strides, bfloat16 != 0});
 }
 
 // Rows of a packed table, (count, inputs).
@@ -593,7 +596,8 @@ void product(const Kernels& k, int type, Scratch& s, std::initializer_list<Into>
     outs[n] = one.out;
     strides[n++] = one.stride;
   }
-  multiply({n, matrices, in, rows, matrices[0].inputs, biases, outs, strides});
+  const bool narrow = std::strcmp(kFormats[type].name, "BF16") == 0;
+  multiply({n, matrices, in, rows, matrices[0].inputs, biases, outs, strides, narrow});
 }
 
 // s.read to s.mixed (rows, heads * d_head).

@@ -65,10 +65,10 @@ struct AttendMany {
   int64_t out_stride;
 };
 
-// Products of many rows of x, packed by `tall` rows with inputs padded to a multiple of `deep`: columns first .. last - 1 of
-// y, `first` a multiple of `columns`. Any format.
+// Products of many rows of x, packed by `tall` rows with inputs padded to a multiple of `deep`, in `bytes` a number: columns
+// first .. last - 1 of y, `first` a multiple of `columns`. Any format.
 struct ManyRows {
-  int64_t tall, columns, deep;
+  int64_t tall, columns, deep, bytes;
   void (*pack)(const float* x, int64_t rows, int64_t inputs, int64_t stride, float* out);
   void (*multiply)(const Packed& w, int64_t first, int64_t last, const float* x, int64_t rows, const float* bias, float* y,
                    int64_t stride);
@@ -96,7 +96,7 @@ struct Kernels {
   void (*gate)(const float* gate, int64_t n, float* x);  // x times sigmoid(gate)
   void (*attend)(const Attend& job, int64_t first, int64_t last);  // over keys first .. last - 1
   void (*attend_many)(const AttendMany& job, int64_t first, int64_t last);  // tokens first .. last - 1
-  ManyRows in_float32, in_16_bits;  // the second for weights of at most 16 bits
+  ManyRows in_float32, in_16_bits, in_bfloat16;  // the second for weights of at most 16 bits, the third rounds both to bfloat16
   void (*write_codes)(int code, const float* x, int64_t d, uint8_t* row);
   void (*read_codes)(int code, const uint8_t* rows, int64_t n, int64_t d, float* out);
   void (*widen)(int format, const void* from, int64_t n, float* to);

@@ -168,6 +168,35 @@ def test_many_rows_are_multiplied_in_float32(format: str, threads: int) -> None:
         torch.set_num_threads(1)
 
 
+@pytest.mark.parametrize("format", ["q4_1", "q6_k", "iq2_s", None])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_model_in_bfloat16_may_round_many_rows_to_it(format: str | None, threads: int) -> None:
+    """With tiles x and W are both rounded, and multiplied once; without, and for few rows, nothing is."""
+    torch.set_num_threads(threads)
+    try:
+        for tokens in (3, 47, 48, 390, 800):
+            rows, inputs = int(torch.randint(1, 140, ())), int(torch.randint(1, 5, ())) * 256
+            raw = torch.randn(rows, inputs).bfloat16() if format is None else drawn(format, rows, inputs)
+            dense = (raw.float() if format is None else packed.expand(raw, format, torch.float32)).double()
+            weight, bias, x = (
+                raw if format is None else mixed(raw, format),
+                torch.randn(rows),
+                torch.randn(tokens, inputs),
+            )
+            given = [(weight, format, bias)]
+            (found,) = native.products(x, given, native.ready(x), torch.bfloat16)
+            (usual,) = native.products(x, given, native.ready(x))
+            if native.instructions() != "amx" or tokens < (12 if format is None else 48):
+                assert torch.equal(found, usual)
+                continue
+            size, want = x.double().abs() @ dense.abs().T + 1, x.bfloat16().double() @ dense.bfloat16().double().T
+            assert ((found - want - bias).abs() / size).max() < 2e-6
+            assert ((found - x.double() @ dense.T - bias).abs() <= size / 2**7).all()
+            assert not torch.equal(found, usual)
+    finally:
+        torch.set_num_threads(1)
+
+
 @pytest.mark.parametrize("dtype", list(native.NUMBERS))
 def test_plain_numbers_are_multiplied_in_float32(dtype: torch.dtype) -> None:
     for tokens in (1, 2, 3, 11, 12, 50, 400):
@@ -179,7 +208,7 @@ def test_plain_numbers_are_multiplied_in_float32(dtype: torch.dtype) -> None:
         if native.instructions() == "amx" and tokens >= 12 and dtype is not torch.float32:
             want = by_halves(x, weight)
         assert ((found - want - bias).abs() / size).max() < 1e-6
-        narrow, offset = x.to(dtype), bias.to(dtype)
+        narrow, offset = x.to(dtype), bias.to(dtype)  # both rounded already
         found, want = native.linear(narrow, weight, offset), F.linear(narrow.float(), weight.float(), offset.float())
         assert found is not None
         torch.testing.assert_close(found, want.to(dtype), atol=1e-3, rtol=2 * torch.finfo(dtype).eps)
