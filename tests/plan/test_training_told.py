@@ -39,8 +39,10 @@ DEFAULTS = {
     "cp": 1,
     "interleave": None,
     "sequence_parallel": True,
+    "divide_vocabulary": True,
     "checkpointing": "none",
     "chunked_loss": 1,
+    "loss": "pytorch",
     "offload": "none",
     "lora": None,
     "targets": None,
@@ -80,8 +82,8 @@ def test_options_reach_the_plan() -> None:
     words = (
         "--gpus 16 --micro-batch 2 --seq 1k --accumulate 4 --optimizer muon --dtype fp16 --gradient-dtype fp32 "
         "--no-master --zero 1 --tp 2 --pp 2 --cp 2 --interleave 1 --no-sequence-parallel --checkpointing selective "
-        "--chunked-loss 4 --offload activations --lora 8 --targets q,v --qlora --tokens 2B --kernel-efficiency 0.5 "
-        "--price 3 --reserve-share 0.1 --node 4 --network 400Gb/s --host 16GB/s"
+        "--no-divide-vocabulary --chunked-loss 4 --loss asbuilt --offload activations --lora 8 --targets q,v --qlora "
+        "--tokens 2B --kernel-efficiency 0.5 --price 3 --reserve-share 0.1 --node 4 --network 400Gb/s --host 16GB/s"
     )
     said = json.loads(run("plan", "train", "llama-3-8b", "--gpu", "h100-sxm", *words.split(), "--json").stdout)
     assert said["options"] == DEFAULTS | {
@@ -99,8 +101,10 @@ def test_options_reach_the_plan() -> None:
         "cp": 2,
         "interleave": 1,
         "sequence_parallel": False,
+        "divide_vocabulary": False,
         "checkpointing": "selective",
         "chunked_loss": 4,
+        "loss": "asbuilt",
         "offload": "activations",
         "lora": 8,
         "targets": ["q", "v"],

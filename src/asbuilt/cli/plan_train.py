@@ -12,6 +12,7 @@ from asbuilt.cli.opening import allow_unread_option, opened
 from asbuilt.cli.output import print_json, say, table, warn, write
 from asbuilt.cli.types import Tokens
 from asbuilt.dtypes import TRAINED
+from asbuilt.kernels.memory.loss import LOSSES
 from asbuilt.plan.train.optimizers import OPTIMIZERS
 from asbuilt.plan.train.options import Options
 from asbuilt.plan.train.shares import CHECKPOINTING
@@ -75,6 +76,12 @@ def _rate(nbytes: float) -> str:
     show_default=True,
     help="Sequence parallelism: divide activations that --tp replicates by tokens.",
 )
+@click.option(
+    "--divide-vocabulary/--no-divide-vocabulary",
+    default=Options.divide_vocabulary,
+    show_default=True,
+    help="Whether --tp divides embedding, head and loss by the vocabulary too.",
+)
 @_option("checkpointing", help=", ".join(CHECKPOINTING))
 @click.option(
     "--chunked-loss",
@@ -85,6 +92,7 @@ def _rate(nbytes: float) -> str:
     metavar="[CHUNKS]",
     help=f"Compute the loss in this many chunks; {CHUNKS} without a number.",
 )
+@_option("loss", help="Whose cross-entropy it is: " + ", ".join(LOSSES))
 @_option("offload", help=", ".join(OFFLOADS))
 @click.option(
     "--lora", type=int, metavar="RANK", help="Train LoRA adapters of this rank, with all other weights frozen."

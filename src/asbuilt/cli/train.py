@@ -51,7 +51,7 @@ def train(
         _plan(given, as_json)
         return
     from asbuilt.api.train import train as trained
-    from asbuilt.train.loop import ADAPTER
+    from asbuilt.train.export import ADAPTER
 
     per = "pair" if given.data.preferences else "token"
     outcome = trained(given, resume=resume, report=Line(per))

@@ -20,6 +20,7 @@ class Ranks:
     number: int = 0
     count: int = 1
     first: bool = True  # the one that reports, and writes the log and the exported model
+    together: int = 1  # processes that compute one share of a batch
 
     def total(self, value: float) -> float:
         """Returns the sum of the ranks' values."""
@@ -32,9 +33,12 @@ class Ranks:
     def begin(self, model: Model, last: bool) -> None:
         """Prepares for the next micro-batch of a step, or for its last."""
 
-    def norm(self, gradients: Sequence[Tensor]) -> Tensor:
+    def finish(self) -> None:
+        """Completes the gradients after the last micro-batch of a step."""
+
+    def norm(self, parameters: Sequence[Tensor]) -> Tensor:
         """Returns the norm of the whole gradient."""
-        return torch.nn.utils.get_total_norm(gradients, foreach=True)
+        return torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None], foreach=True)
 
     def finite(self, tensor: Tensor) -> bool:
         """Returns whether all numbers of a tensor, wherever they are, are finite."""

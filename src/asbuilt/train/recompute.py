@@ -7,7 +7,9 @@ products that are larger than both their factors: attention's scores, where no f
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -88,7 +90,29 @@ class Selection:
             last = self.added and seen[at.is_recompute] == known
             return CheckpointPolicy.PREFER_RECOMPUTE if last else CheckpointPolicy.MUST_SAVE
 
-        return create_selective_checkpoint_contexts(policy)
+        first, repetition = create_selective_checkpoint_contexts(policy)
+        return first, _from_kept(repetition)
+
+
+_REPEATS = ContextVar("repeats", default=False)
+
+
+@contextmanager
+def _from_kept(repetition: Any) -> Iterator[None]:  # noqa: ANN401
+    token = _REPEATS.set(True)
+    try:
+        with repetition:
+            yield
+    finally:
+        _REPEATS.reset(token)
+
+
+def products_are_kept() -> bool:
+    """Returns whether a block is being repeated from the products of its first pass: they are as that pass left them.
+
+    What has changed such a product in place must not do so again.
+    """
+    return _REPEATS.get()
 
 
 def _larger(a: Tensor, b: Tensor) -> bool:

@@ -196,11 +196,15 @@ class Parallel:
     ranks: int = 0
     """Processes of the run; 0 for as many as torchrun starts."""
     shard: int = 0
-    """Neighbouring ranks that divide weights, gradients and state (FSDP2; HSDP if not all); 0 for all, 1 for none."""
+    """Data-parallel ranks that divide weights, gradients and state (FSDP2; HSDP if not all); 0 for all, 1 for none."""
+    tensor: int = 1
+    """Neighbouring ranks that compute each layer together, each with its heads and columns."""
+    vocabulary: bool = True
+    """Whether those ranks divide embedding, head and loss by the vocabulary too."""
 
     def __post_init__(self) -> None:
-        for name in ("ranks", "shard"):
-            require_from(f"parallel.{name}", getattr(self, name), 0)
+        for name, least in (("ranks", 0), ("shard", 0), ("tensor", 1)):
+            require_from(f"parallel.{name}", getattr(self, name), least)
 
 
 @dataclass(frozen=True, kw_only=True)

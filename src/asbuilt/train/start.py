@@ -30,7 +30,7 @@ def run(
                 raise InputError("needs a process alone", field=f"run.{name}", value=asked, allowed="0 under torchrun")
 
         return run_many(recipe, resume=resume, report=report)
-    for name in ("ranks", "shard"):
+    for name in ("ranks", "shard", "tensor"):
         asked = getattr(recipe.parallel, name)
         if asked > 1:
             raise InputError(

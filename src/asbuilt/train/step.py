@@ -80,8 +80,9 @@ def train_step(
         more = routing.loss(batch.counted / max(1, counted), len(batch.ids))
         (total if more is None else total + more).backward()
         nats += loss.nats
+    ranks.finish()
     held = optimizer.parameters
-    norm = ranks.norm([one.grad for one in held if one.grad is not None])
+    norm = ranks.norm(held)
     loss, size = ranks.total(float(nats)) / max(1, counted), float(norm)
     if not (abs(loss) < float("inf") and size < float("inf")):
         raise NotFinite(first_not_finite(model, ranks), loss)

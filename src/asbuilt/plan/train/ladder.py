@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from asbuilt.kernels.memory.loss import LOGITS_ALIVE
 from asbuilt.plan.lines import Line, Number, total
 from asbuilt.plan.train.optimizers import State
 from asbuilt.plan.train.options import ASSUMPTIONS
 from asbuilt.plan.train.shares import split
-from asbuilt.plan.train.stages import LOGITS_ALIVE, StageMemory
+from asbuilt.plan.train.stages import StageMemory
 
 if TYPE_CHECKING:
     from asbuilt.plan.train.plan import Trial
@@ -111,7 +112,8 @@ def _moments(stage: StageMemory) -> Iterator[Line]:
             note="the largest of this, the loss and a block's backward pass",
         )
     elif stage.loss_peak >= stage.recompute_peak:
-        gradient = stage.loss_peak - LOGITS_ALIVE * stage.logits
+        alive = LOGITS_ALIVE[stage.job.loss]
+        gradient = stage.loss_peak - alive * stage.logits
         more = {"gradient of the head's input": gradient} if gradient else {}
         formula = " + ".join(["{at once} × {logits}", *(f"{{{name}}}" for name in more)])
         yield Line(
@@ -119,7 +121,7 @@ def _moments(stage: StageMemory) -> Iterator[Line]:
             value=stage.loss_peak,
             formula=formula,
             source=ASSUMPTIONS["loss"],
-            numbers={"at once": LOGITS_ALIVE, "logits": stage.logits, **more},
+            numbers={"at once": alive, "logits": stage.logits, **more},
             note="larger than a block's backward pass",
         )
     else:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from asbuilt.dtypes import PLAIN, TRAINED
 from asbuilt.errors import InputError, one_of
+from asbuilt.kernels.memory.loss import LOSSES, Loss
 from asbuilt.plan.network import LINK_SOURCE, NETWORK, NODE
 from asbuilt.plan.placement import Placement, arrange
 from asbuilt.plan.train.optimizers import Recipe, optimizer
@@ -39,7 +40,8 @@ ASSUMPTIONS = {
     "link": LINK_SOURCE,
     "optimizer": "its step reads and writes its state once, at full memory bandwidth",
     "overlap": "data-parallel traffic overlaps with the backward pass, a context's ring with all computing",
-    "loss": "three float32 tensors of the logits' size at once, as in PyTorch's cross-entropy (measured)",
+    "loss": "three float32 tensors of the logits' size at once, as in PyTorch's cross-entropy; two in asbuilt's "
+    "(measured)",
     "gradient": "the head's new gradient coexists with the one it is added to; three for a tied table (measured)",
     "gathered": "ZeRO-3 gathers two blocks and the weights outside the blocks; ZeRO-2 and 3 hold one block's gradients",
     "host step": "an offloaded optimizer's computation on the host takes no time",
@@ -83,8 +85,10 @@ class Options:
     cp: int = 1
     interleave: int | None = None
     sequence_parallel: bool = True
+    divide_vocabulary: bool = True
     checkpointing: Checkpointing = "none"
     chunked_loss: int = 1
+    loss: Loss = "pytorch"
     offload: Offload = "none"
     lora: int | None = None
     targets: tuple[str, ...] | None = None
@@ -108,6 +112,7 @@ class Options:
         _require_choice("dtype", self.dtype, TRAINED)
         _require_choice("gradient_dtype", self.gradient_dtype or self.dtype, TRAINED)
         _require_choice("checkpointing", self.checkpointing, CHECKPOINTING)
+        _require_choice("loss", self.loss, LOSSES)
         _require_choice("offload", self.offload, OFFLOADS)
         for name, low, high in NUMBERS:
             require_number(name, getattr(self, name), low, high)
@@ -155,6 +160,7 @@ class Options:
             lora=self.adapters,
             offload=self.offload,
             chunks=self.chunked_loss,
+            loss=self.loss,
             width=self.width,
             interleave=interleave,
         )
@@ -162,7 +168,8 @@ class Options:
     @property
     def layout(self) -> Placement:
         """The placement; raises InputError if the degrees do not divide the GPUs."""
-        return arrange(self.gpus, tp=self.tp, pp=self.pp, ep=self.ep, cp=self.cp, zero=self.zero)
+        degrees = {"tp": self.tp, "pp": self.pp, "ep": self.ep, "cp": self.cp, "zero": self.zero}
+        return arrange(self.gpus, **degrees, vocabulary=self.divide_vocabulary)
 
 
 # name, more than, at most

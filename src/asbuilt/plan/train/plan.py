@@ -92,11 +92,12 @@ class Subject:
         o = options
         pp = o.pp if self.model is None else None
         self._check_stages(o)
-        key = (o.batch, o.seq, o.tp, o.cp, o.ep, pp, o.recipe, o.adapters, o.sequence_parallel)
+        alike = (o.sequence_parallel, o.divide_vocabulary)
+        key = (o.batch, o.seq, o.tp, o.cp, o.ep, pp, o.recipe, o.adapters, *alike)
         if key not in self._kept:
             self._check(o)
             run = Pass(tokens=o.seq, batch=o.batch, width=o.width)
-            at = Slice(run=run, tp=o.tp, cp=o.cp, ep=o.ep, sequence=o.sequence_parallel)
+            at = Slice(run=run, tp=o.tp, cp=o.cp, ep=o.ep, sequence=alike[0], vocabulary=alike[1])
             if self.model is None:
                 self._kept[key] = self._bare(o, at)
             else:

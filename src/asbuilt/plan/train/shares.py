@@ -17,7 +17,7 @@ from asbuilt.kernels.memory import memory
 from asbuilt.plan.devices import ABOVE, known
 from asbuilt.plan.placement import Placement
 from asbuilt.plan.train.optimizers import Recipe, State
-from asbuilt.spec import Block, Branch, Model, Part, Pass
+from asbuilt.spec import Block, Branch, Map, Model, Part, Pass
 from asbuilt.spec.part import Kind, Weight, walk
 
 Checkpointing = Literal["none", "selective", "full"]
@@ -98,8 +98,10 @@ class Piece:
 
     `kept` is by checkpointing: what stays until the backward pass; `shared` tensors are one for the whole stage, as are
     those that are `lent` to other blocks and stay only where blocks are repeated. `reduced` numbers of the stream are
-    summed over tensor-parallel ranks in a forward pass, and as many backward; outside the blocks once for both. `sent`
-    ones go to experts and come back, `passed` bytes of keys and values go round the ring of a context.
+    summed over tensor-parallel ranks in a forward pass, and as many backward, `again` with full checkpointing;
+    outside the blocks once for both. `measured` are those of the loss of a divided vocabulary, `summed` bytes of
+    gradients those of weights that each of these ranks has whole, within what they divide. `sent` ones go to experts
+    and come back, `passed` bytes of keys and values go round the ring of a context.
     """
 
     dense: State = field(default_factory=State)
@@ -110,6 +112,9 @@ class Piece:
     temporary: int = 0
     work: Work = field(default_factory=Work)
     reduced: int = 0
+    again: int = 0
+    measured: int = 0
+    summed: int = 0
     sent: int = 0
     passed: int = 0
 
@@ -135,7 +140,8 @@ class Shares:
 class Slice:
     """Which share of the work a device takes: the run it sees, its tensor- and expert-parallel degrees.
 
-    `sequence` says that what tensor parallelism leaves whole is split by tokens (Korthikanti et al., arXiv 2205.05198).
+    `sequence` says that what tensor parallelism leaves whole is split by tokens (Korthikanti et al., arXiv 2205.05198),
+    `vocabulary` that embedding, head and loss are divided too.
     """
 
     run: Pass
@@ -143,6 +149,7 @@ class Slice:
     tp: int
     ep: int
     sequence: bool
+    vocabulary: bool = True
 
     @property
     def by_tokens(self) -> int:
@@ -152,7 +159,7 @@ class Slice:
     @property
     def placement(self) -> Placement:
         """The placement of the layers, divided by tensor parallelism."""
-        return Placement(tp=self.tp, etp=self.tp)
+        return Placement(tp=self.tp, etp=self.tp, vocabulary=self.vocabulary)
 
     @property
     def local(self) -> Pass:
@@ -250,6 +257,7 @@ def _joined(a: Piece, b: Piece) -> Piece:
         lent=a.lent | b.lent,
         work=a.work + b.work,
         reduced=a.reduced + b.reduced,
+        measured=a.measured + b.measured,
         sent=a.sent + b.sent,
         passed=a.passed + b.passed,
     )
@@ -260,10 +268,16 @@ def _width(part: Part) -> int:
     return part.stream_width if isinstance(part, Block) else 0
 
 
-def _divided(node: Node, run: Pass) -> int:
-    """Numbers of the stream that a table or head all-reduces if its vocabulary is divided."""
-    owners = [n.whole for n in node.below() if getattr(n.whole, "n_vocab", 0) != getattr(n.own, "n_vocab", 0)]
-    return sum(run.rows * getattr(owner, "d_model", 0) for owner in owners)
+def _divided(node: Node) -> list[Part]:
+    """Tables and heads whose vocabulary is divided."""
+    return [n.whole for n in node.below() if getattr(n.whole, "n_vocab", 0) != getattr(n.own, "n_vocab", 0)]
+
+
+def _only_added(block: Block) -> bool:
+    """Whether what the last branch gives is only added to the stream: repeating the block ends before it."""
+    last = block.branches[-1]
+    changed = last.layer_scale or last.gated or last.post_norm is not None or last.sum_norm is not None
+    return not changed and last.streams is None and last.beside is None and block.updates is None
 
 
 def split(size: int, ways: int) -> int:
@@ -308,9 +322,7 @@ class _Fold:
         stream = run.rows * _width(node.whole)
         own, remade, shared = self._saved(node)
         kept = {"none": own, "selective": own - remade, "full": split(stream * run.width, self.at.by_tokens)}
-        branches = sum(_times(node, below) for below in node.below() if isinstance(below.own, Branch))
-        width = node.whole.branches[0].body.d_model if isinstance(node.whole, Block) else 0
-        sums = branches * run.rows * width if inside else _divided(node, run)
+        sums, again, measured = self._sums(node)
         return Piece(
             dense=self._state_of(node, spread=False),
             experts=self._state_of(node, spread=True),
@@ -319,10 +331,50 @@ class _Fold:
             lent=self._lent(node),
             temporary=memory(node.own).peak_bytes(run),
             work=self._work(node),
-            reduced=sums if self.at.tp > 1 else 0,
+            reduced=sums,
+            again=again,
+            measured=measured,
+            summed=self._summed(node),
             sent=self._sent(node),
             passed=self._passed(node),
         )
+
+    def _sums(self, node: Node) -> tuple[int, int, int]:
+        """Numbers that tensor-parallel ranks sum forward, those of a repeated block, and those of the loss.
+
+        The loss takes the largest logit of each token, the sum of the exponentials, and the logit of the target.
+        """
+        run = self.at.local
+        if self.at.tp == 1:
+            return 0, 0, 0
+        if not isinstance(node.whole, Block):
+            owners = _divided(node)
+            widths = sum(getattr(owner, "width", getattr(owner, "d_model", 0)) for owner in owners)
+            return run.rows * widths, 0, 3 * run.rows * sum(owner.kind == "head" for owner in owners)
+        branches = sum(_times(node, below) for below in node.below() if isinstance(below.own, Branch))
+        each = run.rows * node.whole.branches[0].body.d_model
+        return branches * each, (branches - _only_added(node.whole)) * each, 0
+
+    def _summed(self, node: Node) -> int:
+        """Bytes of gradients of weights in divided bodies that each rank has whole, but for biases after the sum."""
+        bodies = [
+            f"{child.path}."
+            for below in node.below()
+            if isinstance(below.whole, Branch)
+            for child in below.children
+            if child.name == "body" and child.whole != child.own
+        ]
+        found = 0
+        for below in node.below():
+            if not f"{below.path}.".startswith(tuple(bodies)) or below.borrowed:
+                continue
+            shapes = {name: weight.shape for name, weight in below.own.holds().items()}
+            sums = isinstance(below.whole, Map) and below.whole.plain.split == "in"
+            for name, weight in below.whole.holds().items():
+                if weight.shape == shapes[name] and not (sums and name == "bias"):
+                    state = self.state(f"{below.path}.{name}", weight, below.own.kind)
+                    found += _times(node, below) * state.gradients
+        return found
 
     def _state_of(self, node: Node, *, spread: bool) -> State:
         """The training state of a device's experts, or of all other weights."""

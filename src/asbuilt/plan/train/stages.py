@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from asbuilt.kernels.memory.loss import LOGITS_ALIVE, Loss
 from asbuilt.plan.placement import Placement
 from asbuilt.plan.stage import Stage, stages
 from asbuilt.plan.train.optimizers import Pieces, Recipe, State
@@ -14,10 +15,6 @@ from asbuilt.plan.train.shares import LOGITS_WIDTH, Adapters, Checkpointing, Pie
 
 Offload = Literal["none", "optimizer", "activations", "all"]
 OFFLOADS: tuple[Offload, ...] = ("none", "optimizer", "activations", "all")
-# Cross-entropy in PyTorch has three float32 tensors of the logits' size allocated when its backward pass starts:
-# log-probabilities, their gradient, and the gradient of the logits. Measured, as in
-# tests/plan/test_training_reality.py.
-LOGITS_ALIVE = 3
 # A tied table's gradients from the head and from the embedding, and their sum. Measured, by benchmarks/training.py.
 TABLES_ALIVE = 3
 # FSDP gathers the next block while one is computed.
@@ -40,6 +37,7 @@ class Job:
     lora: Adapters | None
     offload: Offload
     chunks: int
+    loss: Loss
     width: int
     interleave: int
 
@@ -229,9 +227,20 @@ class StageMemory:
 
     @cached_property
     def loss_peak(self) -> int:
-        """The logits' three tensors and, if the loss is chunked, the gradient of its input."""
-        chunked = self.shares.stream if self.section.stage.last and self.job.chunks > 1 else 0
-        return LOGITS_ALIVE * self.logits + chunked
+        """The tensors of the logits' size that the loss holds, and what is kept of other chunks."""
+        return LOGITS_ALIVE[self.job.loss] * self.logits + self.loss_gradients
+
+    @cached_property
+    def loss_gradients(self) -> int:
+        """Gradients that a chunked loss keeps: of its input and, where a chunk's are computed at once, of the head."""
+        if not self.section.stage.last or self.job.chunks == 1:
+            return 0
+        return self.shares.stream + (self._head_gradient if self.job.loss == "asbuilt" else 0)
+
+    @property
+    def _head_gradient(self) -> int:
+        """A new gradient of the head's matrix, or of the table that it shares."""
+        return max(self.shares.copied.gradients, self.shares.after.dense.gradients)
 
     @cached_property
     def recompute_peak(self) -> int:
@@ -250,7 +259,8 @@ class StageMemory:
             return 0
         tied = self.shares.copied.gradients
         logits = self.logits * self.job.width // LOGITS_WIDTH
-        new = logits + max(tied, self.shares.after.dense.gradients) if self.shares.rows else 0
+        new = logits + self._head_gradient if self.shares.rows else 0
+        new += self.loss_gradients if self.job.loss == "asbuilt" else 0
         gone = self.outside + (0 if self.job.offloads_activations else self.activations)
         alone = TABLES_ALIVE * tied - gone if self.section.stage.first else 0
         return max(new, alone)

@@ -19,7 +19,7 @@ from asbuilt.plan.lines import Line, total
 from asbuilt.plan.network import Network, Traffic, ring
 from asbuilt.plan.placement import Placement
 from asbuilt.plan.train.options import ASSUMPTIONS
-from asbuilt.plan.train.shares import split
+from asbuilt.plan.train.shares import LOGITS_WIDTH, split
 from asbuilt.plan.train.stages import Job, StageMemory
 
 # Backward has two thirds of a training step's FLOPs.
@@ -98,19 +98,28 @@ class TrainingStep:
     def tensor(self) -> Traffic:
         """Tensor-parallel traffic: per residual branch one all-reduce forward and one backward.
 
-
-        A divided table reduces its lookups once forward, a divided head the gradient of its input once backward; with
-        sequence parallelism each is two halves of the same size (arXiv 1909.08053, section 3; 2205.05198, section 4.2).
+        Full checkpointing repeats those forward, up to the last sum of a block, on which no gradient depends; selective
+        keeps their results. A divided table reduces its lookups once forward, a divided head the gradient of its input
+        once backward, and the loss three float32 numbers a token; with sequence parallelism each is two halves of the
+        same size (arXiv 1909.08053, section 3; 2205.05198, section 4.2). Weights within what is divided that each rank
+        has whole, such as norms of heads, sum their gradients once a step.
         """
-        passes = self.passes + 1
-        numbers = max(
-            passes * sum(piece.reduced * n for piece, n in stage.section.kinds)
-            + sum(piece.reduced for piece in stage.section.outer)
-            for stage in self.stages
+        nbytes = 2 * ring(self.layout.tp) * max(self._reduced(stage) for stage in self.stages)
+        formula = (
+            "2 (n-1)/n x stream, a residual branch, forward, backward and where blocks are repeated, x micro-batches;"
+            " table and head once; three numbers a token in the loss"
         )
-        nbytes = 2 * ring(self.layout.tp) * numbers * self.job.width * self.job.accumulate
-        formula = "2 (n-1)/n x stream, a residual branch, forward and backward, x micro-batches; table and head once"
         return self._traffic(nbytes, self.layout.tp, 1, formula)
+
+    def _reduced(self, stage: StageMemory) -> int:
+        """Returns the bytes that a device's all-reduces over tensor-parallel ranks are of, in one step."""
+        repeated = self.job.checkpointing == "full"
+        numbers = sum((2 * piece.reduced + repeated * piece.again) * n for piece, n in stage.section.kinds)
+        numbers += sum(piece.reduced for piece in stage.section.outer)
+        measured = sum(piece.measured for piece in stage.section.outer)
+        summed = sum(piece.summed * n for piece, n in stage.section.counted)
+        ways = self.layout.replicas if self.layout.zero >= 2 else 1
+        return self.job.accumulate * (numbers * self.job.width + measured * LOGITS_WIDTH) + split(summed, ways)
 
     @cached_property
     def expert(self) -> Traffic:
