@@ -19,6 +19,10 @@ from asbuilt.plan.serve.curve import Curve, Vector
 from asbuilt.plan.serve.steptime import StepTimes
 
 
+# No more requests are taken in once so many times the counted ones wait: they would change nothing.
+PILE = 2
+
+
 @dataclass(frozen=True, kw_only=True)
 class Room:
     """What limits a group: bytes of its cache, of which `stored(past)` are a sequence's, and sequences at once."""
@@ -81,6 +85,7 @@ class Outcome:
     requests: list[Request] = field(default_factory=list)
     begin: Tally = field(default_factory=Tally)
     end: Tally = field(default_factory=Tally)
+    piled: bool = False
     preempted: int = 0
     most_cache: float = 0.0
 
@@ -148,7 +153,10 @@ class Group:
     def _arrive(self) -> None:
         """Takes in the requests that have arrived, unless so many wait that more would change nothing."""
         while self.next is not None and self.next.arrived <= self.now:
-            if self._full or len(self.waiting) >= 2 * self.count:
+            if self._full:
+                return
+            if len(self.waiting) >= PILE * self.count:
+                self.outcome.piled = not self.closed
                 return
             request = self.next
             if self.closed:

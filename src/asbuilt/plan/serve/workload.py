@@ -268,7 +268,7 @@ def _served(found: Outcome, groups: int) -> Served:
         first_token=_spread([r.first - r.arrived for r in counted]),
         per_token=_spread(slow) if slow else None,
         request=_spread(whole),
-        sustained=_sustained(begin, end),
+        sustained=_sustained(begin, end, piled=found.piled),
         busy=busy / seconds,
         prefill_share=(end.prefilling - begin.prefilling) / busy,
         concurrency=groups * finished / seconds * sum(whole) / len(whole),
@@ -279,9 +279,11 @@ def _served(found: Outcome, groups: int) -> Served:
     )
 
 
-def _sustained(begin: Tally, end: Tally) -> bool:
-    """Returns whether about as many requests were served as arrived."""
+def _sustained(begin: Tally, end: Tally, *, piled: bool) -> bool:
+    """Returns whether about as many requests were served as arrived, and they never `piled` up."""
     arrived, finished = end.arrived - begin.arrived, end.finished - begin.finished
+    if piled:
+        return False
     return arrived - finished <= max(LEFT_OVER * arrived, 2)
 
 
