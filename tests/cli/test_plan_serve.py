@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from importlib import metadata
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 
 import pytest

@@ -41,14 +41,14 @@ def test_one_seed_gives_one_answer_and_another_seed_another() -> None:
 @pytest.mark.parametrize("change", ["prefix", "drafts", "copies", "faster"])
 def test_what_saves_work_saves_time(change: str) -> None:
     before = served(replace(USUAL, rate=9.0))
-    workload, options = replace(USUAL, rate=9.0), {}
+    workload, gpus = replace(USUAL, rate=9.0), 1
     if change == "prefix":
         workload = replace(workload, prefix_share=0.75)
     if change == "drafts":
         workload = replace(workload, drafts=3, acceptance=0.8)
     if change == "copies":
-        options = {"gpus": 2, "tp": 1, "pp": 1}
-    after = served(workload, gpu="h200" if change == "faster" else "h100-sxm", **options)
+        gpus = 2
+    after = served(workload, gpu="h200" if change == "faster" else "h100-sxm", gpus=gpus, tp=1, pp=1)
     assert after.request.median < before.request.median
     assert after.requests_per_second == pytest.approx(before.requests_per_second, rel=0.2)
 
@@ -60,7 +60,8 @@ def test_drafts_save_steps_by_the_expected_number_of_tokens() -> None:
     alone = Workload(lengths=((1, 2000),), users=1, requests=10)
     drafted = replace(alone, drafts=3, acceptance=accepted)
     slow, fast = served(alone, gpu=gpu), served(drafted, gpu=gpu)
-    assert slow.per_token is not None and fast.per_token is not None
+    assert slow.per_token is not None
+    assert fast.per_token is not None
     gives = (1 - accepted**4) / (1 - accepted)
     assert slow.per_token.median / fast.per_token.median == pytest.approx(gives, rel=0.01), SEED
     paid = served(replace(drafted, draft_cost=0.1), gpu=gpu)
@@ -98,14 +99,18 @@ def test_tokens_per_second_are_requests_times_lengths() -> None:
 
 def test_the_cost_of_both_kinds_of_tokens_is_that_of_the_hours() -> None:
     plan = serve("llama-3-8b", "h100-sxm", gpus=2, tp=1, pp=1, workload=USUAL, price=2.5)
-    assert plan.costs is not None and plan.served is not None
+    assert plan.costs is not None
+    assert plan.served is not None
     cost, found = plan.costs["middle"], plan.served["middle"]
-    assert found is not None and cost.million_input is not None and cost.million_output is not None
+    assert found is not None
+    assert cost.million_input is not None
+    assert cost.million_output is not None
     assert cost.hour == 5.0
     hour = cost.million_input * found.input_tokens_per_second + cost.million_output * found.output_tokens_per_second
     assert hour * 3600 / 1e6 == pytest.approx(5.0)
     idle = serve("llama-3-8b", "h100-sxm", users=8, price=Price(amount=3.0, currency="EUR")).costs
-    assert idle is not None and idle["middle"].million_output is not None
+    assert idle is not None
+    assert idle["middle"].million_output is not None
     step = serve("llama-3-8b", "h100-sxm", users=8).expected["middle"][1]
     assert step is not None
     assert idle["middle"].million_output == pytest.approx(3.0 / 3600 * step / 8 * 1e6)
@@ -143,7 +148,8 @@ def test_the_cheapest_layout_meets_the_targets_and_one_copy_less_does_not() -> N
 @pytest.mark.parametrize("gpu", ["mi300x", "h100-sxm"])
 def test_other_cards_are_of_one_vendor_unless_asked(gpu: str) -> None:
     plan, free = (serve("llama-3-8b", gpu, any_vendor=any_vendor) for any_vendor in (False, True))
-    assert plan.smallest_card is not None and free.smallest_card is not None
+    assert plan.smallest_card is not None
+    assert free.smallest_card is not None
     one, other = machines.find(plan.smallest_card), machines.find(free.smallest_card)
     assert one.vendor == plan.machine.vendor
     assert other.memory_bytes() <= one.memory_bytes()

@@ -122,7 +122,10 @@ def smallest_count(roofline: Roofline, goal: Goal, context: int) -> int | None:
 
         count = least(meets, max(1, COUNTS[-1] // own))
         return None if count is None else count * own
+    capacity = roofline.capacity
     for count in COUNTS:
+        if count * capacity.memory < capacity.alone.total_bytes:  # devices hold the weights once at least
+            continue
         found = _with_gpus(roofline, count)
         if found is not None and goal.met(found, context) and goal.serves(found):
             return count
@@ -184,13 +187,15 @@ def _by_memory(convention: MemoryConvention) -> list[Machine]:
     return sorted(rows, key=lambda machine: (machine.memory_bytes(convention), -machine.bandwidth))
 
 
-def suggest(roofline: Roofline, goal: Goal, context: int) -> tuple[Suggestion, ...]:
-    """Returns suggestions if the goal is not met, best first.
+def suggest(
+    roofline: Roofline, goal: Goal, context: int, *, count: int | None, card: Machine | None
+) -> tuple[Suggestion, ...]:
+    """Returns suggestions if the goal is not met, best first, of which `count` and `card` are known to meet it.
 
     Changes that suffice come before those that do not. Among them, the order is by impact: a narrower cache, narrower
     weights, then more devices, another card, a shorter context, fewer users.
     """
-    found = [*_narrower(roofline, goal, context), *_more(roofline, goal, context), *_less(roofline, goal, context)]
+    found = [*_narrower(roofline, goal, context), *_more(roofline, goal, context, count, card), *_less(roofline, goal, context)]
     return tuple(sorted(found, key=lambda s: not s.fits))
 
 
@@ -224,8 +229,9 @@ def _narrower(roofline: Roofline, goal: Goal, context: int) -> Iterator[Suggesti
             yield _suggestion(f"{said}, cache in 8", f"--dtype {name} --kv-dtype fp8", both, goal, context)
 
 
-def _more(roofline: Roofline, goal: Goal, context: int) -> Iterator[Suggestion]:
-    count = smallest_count(roofline, goal, context)
+def _more(
+    roofline: Roofline, goal: Goal, context: int, count: int | None, card: Machine | None
+) -> Iterator[Suggestion]:
     if count is not None and count > roofline.capacity.layout.gpus:
         now, degrees = roofline.capacity.layout, ""
         if goal.workload is None:
@@ -237,7 +243,6 @@ def _more(roofline: Roofline, goal: Goal, context: int) -> Iterator[Suggestion]:
         layout = changed.capacity.layout
         said = f"{count} devices: tp {layout.tp}, pp {layout.pp}"
         yield _suggestion(said, f"--gpus {count}{degrees}", changed, goal, context)
-    card = smallest_card(roofline, goal, context)
     if card is not None and card != roofline.capacity.machine:
         changed = _moved(roofline, card, Placement())
         yield _suggestion(f"one {card.name}", f"--gpu {card.name}", changed, goal, context)

@@ -191,8 +191,11 @@ class ServePlan:
     @cached_property
     def smallest_card(self) -> str | None:
         """The name of the card with the least memory that alone serves the users within the targets."""
-        card = None if self.users is None else limits.smallest_card(self.roofline, self.asked.goal, self.context)
-        return None if card is None else card.name
+        return None if self._card is None else self._card.name
+
+    @cached_property
+    def _card(self) -> Machine | None:
+        return None if self.users is None else limits.smallest_card(self.roofline, self.asked.goal, self.context)
 
     @cached_property
     def caches(self) -> Caches | None:
@@ -246,7 +249,10 @@ class ServePlan:
     @cached_property
     def suggestions(self) -> tuple[Suggestion, ...]:
         """What to change if the users do not fit within the targets, best first."""
-        return () if self.users is None or self.fits else limits.suggest(self.roofline, self.asked.goal, self.context)
+        if self.users is None or self.fits:
+            return ()
+        goal, count = self.asked.goal, self.smallest_count
+        return limits.suggest(self.roofline, goal, self.context, count=count, card=self._card)
 
     @cached_property
     def alternatives(self) -> tuple[Alternative, ...]:

@@ -18,7 +18,6 @@ from heapq import heappop, heappush
 from asbuilt.plan.serve.curve import Curve, Vector
 from asbuilt.plan.serve.steptime import StepTimes
 
-
 # No more requests are taken in once so many times the counted ones wait: they would change nothing.
 PILE = 2
 
