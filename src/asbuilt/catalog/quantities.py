@@ -144,6 +144,7 @@ def parse_per_time(text: str, field: str) -> float:
     raise InputError(problem, field=field, value=text, allowed=f"a number in a time such as {number}/s or {number}/min")
 
 
+LARGEST_PRICE = 1e6
 PRICE = re.compile(r"\s*([$€£¥]|[A-Z]{3})?" + NUMBER + r"([$€£¥]|[A-Z]{3})?\s*(?:/\s*(?:h|hour))?\s*")
 
 

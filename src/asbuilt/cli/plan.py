@@ -10,7 +10,7 @@ import click
 # Each with its line in the help, so that it need not be imported to be listed.
 COMMANDS = {
     "serve": "Plan serving MODEL on machine NAME: whether it fits, how many users, how fast.",
-    "train": "Plan training MODEL: memory of one GPU by line, step time and communication, days.",
+    "train": "Plan training MODEL: memory, FLOPs, time, money.",
 }
 
 

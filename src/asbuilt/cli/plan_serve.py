@@ -325,6 +325,7 @@ def _print(
     as_json: bool,
 ) -> None:
     from asbuilt.plan import render
+    from asbuilt.plan.serve import report_workload
     from asbuilt.plan.serve.report import compare
     from asbuilt.plan.serve.report_workload import found, layouts
 
@@ -346,7 +347,15 @@ def _print(
         for made in map(found, plans):
             write(render.markdown([made])) if markdown else table(made.title, made.columns, made.rows, drop=made.drop)
     else:
-        tables = plans[0].tables() if len(plans) == 1 else [compare(plans), *(_change(plan) for plan in plans)]
+        tables = (
+            plans[0].tables()
+            if len(plans) == 1
+            else [
+                compare(plans),
+                *([report_workload.compare(plans)] if plans[0].served else []),
+                *(_change(plan) for plan in plans),
+            ]
+        )
         tables = [made for made in tables if made.rows]
         if markdown:
             write(render.markdown(tables))

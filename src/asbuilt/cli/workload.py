@@ -103,6 +103,6 @@ def prices(given: tuple[str, ...], machines: int) -> list[Price | None]:
     from asbuilt.plan.serve.money import Price
 
     if len(given) not in (1, machines):
-        raise InputError(field="price", value=len(given), allowed=f"given once, or {machines} times: for each --gpu")
+        raise InputError(field="price", value=len(given), allowed="given once, or once for each --gpu")
     found = [Price(amount=amount, currency=currency) for amount, currency in (parse_price(p, "price") for p in given)]
     return [*found] * (machines if len(given) == 1 else 1)

@@ -195,7 +195,11 @@ def suggest(
     Changes that suffice come before those that do not. Among them, the order is by impact: a narrower cache, narrower
     weights, then more devices, another card, a shorter context, fewer users.
     """
-    found = [*_narrower(roofline, goal, context), *_more(roofline, goal, context, count, card), *_less(roofline, goal, context)]
+    found = [
+        *_narrower(roofline, goal, context),
+        *_more(roofline, goal, context, count, card),
+        *_less(roofline, goal, context),
+    ]
     return tuple(sorted(found, key=lambda s: not s.fits))
 
 

@@ -254,7 +254,7 @@ def _missed(plan: ServePlan) -> str:
     missed = [name for name, met in plan.targets.items() if not met]
     times = [name for name in missed if name != workloads.RATE]
     said = [f"{' and '.join(times)} above the target"] if times else []
-    said += ["requests arrive faster than they are served"] if len(times) < len(missed) else []
+    said += [workloads.piled_up(plan)] if len(times) < len(missed) else []
     return f": {'; '.join(said)}" if said else ""
 
 
@@ -398,6 +398,7 @@ def _assumed(plan: ServePlan) -> Table:
             f"{MEANING['memory'][c.memory]}; {c.utilisation:g} of it is used",
             "--memory, --memory-utilisation",
         ),
+        *workloads.assumed(plan),
         ("engine", f"{capacity.engine.title}; {_at_once(plan)}", "--engine, --max-num-seqs"),
         ("attention", MEANING["kernel"][c.kernel], "--kernel"),
         ("prefill", f"{capacity.chunk:,} tokens at once", "--chunk"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +69,58 @@ def served(plan: ServePlan) -> Table:
         _row("the rate is kept up", low, middle, high, lambda s: "yes" if s.sustained else "no"),
     ]
     return Table(title, ("", "expected", "fast", "slow"), rows)
+
+
+def piled_up(plan: ServePlan) -> str:
+    """Returns why a workload's rate is not kept up."""
+    unserved = plan.served is not None and plan.served["middle"] is None
+    return "the longest request does not fit" if unserved else "requests arrive faster than they are served"
+
+
+def assumed(plan: ServePlan) -> list[tuple[Cell, ...]]:
+    """Returns what a simulation assumes, nothing without one."""
+    asked = plan.asked.workload
+    if asked is None:
+        return []
+    said = "steps decode every sequence and fill the chunk with the oldest prompts; the newest sequence is preempted; "
+    said += "the first tenth of the requests, or every user's first, is not counted"
+    drafted = f"drafting takes {asked.draft_cost:g} of a step a token, and steps give the expected tokens"
+    found: list[tuple[Cell, ...]] = [("workload", said, "--requests, --seed, --chunk, --max-num-seqs")]
+    return [*found, ("drafts", drafted, "--draft-cost")] if asked.drafts else found
+
+
+def compare(plans: Sequence[ServePlan]) -> Table:
+    """Returns one row per plan: what the workload gets and costs with the middle efficiencies."""
+    columns = (
+        "model",
+        "machine",
+        "devices",
+        "kept up",
+        "first token, 95th",
+        "per token, 95th",
+        "tokens/s",
+        "million out",
+    )
+    title = (
+        f"{len(plans)} plans; expected times, simulated: {said(asked)}" if (asked := plans[0].asked.workload) else ""
+    )
+    return Table(title, columns, [_compared(plan) for plan in plans], drop=("devices", "kept up", "tokens/s"))
+
+
+def _compared(plan: ServePlan) -> tuple[Cell, ...]:
+    who: tuple[Cell, ...] = plan.asked.name, plan.machine.name, plan.layout.gpus
+    found = None if plan.served is None else plan.served["middle"]
+    if found is None:
+        return (*who, "does not fit", "-", "-", "-", "-")
+    cost = None if plan.costs is None else plan.costs["middle"].million_output
+    return (
+        *who,
+        "yes" if found.sustained else "no",
+        time(found.first_token.p95),
+        time(found.per_token.p95) if found.per_token else "-",
+        number(found.output_tokens_per_second, 4),
+        "-" if cost is None else number(float(cost), 3),
+    )
 
 
 def _row(name: str, low: Served, middle: Served, high: Served, shown: Any) -> tuple[Cell, ...]:  # noqa: ANN401
@@ -153,7 +206,7 @@ def found(plan: ServePlan) -> Table:
         for one in layouts(plan)
     ]
     columns = ("layout", "devices", "copies", "an hour", "expected tokens/s of the batch")
-    return Table(title, columns, rows or [("none of up to 256 devices", "-", "-", "-", "-")])
+    return Table(title, columns, rows or [(f"none of {plan.asked.gpus or 'up to 256'} devices", "-", "-", "-", "-")])
 
 
 def by_format(plan: ServePlan) -> list[Table]:

@@ -22,6 +22,8 @@ LARGEST_FILE, MOST_LENGTHS, LONGEST = 1 << 24, 10**6, 10**9
 MOST_REQUESTS, MOST_DRAFTS, MOST_USERS = 10**6, 64, 10**6
 # Requests that are simulated: at least so many, some for each user, and not more unless asked.
 USUAL, EACH_USER, USUAL_MOST = 1000, 5, 20_000
+# Chunks of prompts that are simulated at most: about a minute.
+MOST_CHUNKS = 2 * 10**6
 # The share of the requests that is served before figures are counted.
 WARM = 0.1
 # A rate is sustained if fewer requests than this share of those that arrived are left over.
@@ -226,6 +228,7 @@ def outcome(roofline: Roofline, workload: Workload) -> Outcome | None:
     room = capacity.memory - capacity.fixed(capacity.tightest(longest), longest) - prefix
     if stored.at(longest)[0] - prefix > room:
         return None
+    _require_few_chunks(workload, capacity.chunk, workload.count(workload.users))
     times = StepTimes(roofline, chunk=capacity.chunk, longest=longest, each=each)
     most = min(capacity.chunk * capacity.layout.pp // each, capacity.sequences or MOST_USERS)
     users = None if workload.users is None else math.ceil(workload.users / groups)
@@ -240,6 +243,15 @@ def outcome(roofline: Roofline, workload: Workload) -> Outcome | None:
     )
     step = Curve(lambda past: (*times.decoding(past), stored.at(past + 1)[0]), longest)
     return group.run(step, workload.count(users), workload.warm(users))
+
+
+def _require_few_chunks(workload: Workload, chunk: int, count: int) -> None:
+    """Raises InputError if prompts have so many chunks that the simulation would take minutes."""
+    chunks = count * math.ceil(workload.mean[0] * (1 - workload.prefix_share) / chunk)
+    if chunks > MOST_CHUNKS:
+        fewer = max(1, int(MOST_CHUNKS * count / chunks))
+        problem = f"{count:,} such prompts have {chunks:,} chunks to simulate, more than {MOST_CHUNKS:,}"
+        raise InputError(problem, field="requests", value=workload.requests, fix=f"give --requests {fewer}")
 
 
 def _stored(capacity: Capacity, longest: int, tokens: int) -> float:
