@@ -20,7 +20,7 @@ from asbuilt.spec.part import CacheFormat
 
 MOST_USERS = 10**9
 # Requests of a workload that is simulated for each change.
-TRIED = 400
+TRIED = 600
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 

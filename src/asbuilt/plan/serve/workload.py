@@ -296,7 +296,8 @@ def _sustained(begin: Tally, end: Tally, *, piled: bool) -> bool:
     arrived, finished = end.arrived - begin.arrived, end.finished - begin.finished
     if piled:
         return False
-    return arrived - finished <= max(LEFT_OVER * arrived, 2)
+    inside = begin.arrived - begin.finished  # which a steady load changes by about its square root
+    return arrived - finished <= max(LEFT_OVER * arrived, 3 * math.sqrt(max(1, inside)))
 
 
 def _spread(values: list[float]) -> Spread:
