@@ -1,6 +1,7 @@
 """CPU seconds of plans, in one process: of one plan with its document, and of the whole catalogue on all machines.
 
-Run as `python benchmarks/plan.py`. The budgets are 50 ms for one plan and 10 s for all of them.
+Run as `python benchmarks/plan.py`. The budgets are 50 ms for one plan, 10 s for all of them, 2 s for 10,000 requests
+of a workload.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import time
 from asbuilt import catalog
 from asbuilt.catalog import machines
 from asbuilt.plan.serve.plan import serve
+from asbuilt.plan.serve.workload import Workload, simulate
 
-ONE, ALL = 0.050, 10.0
+ONE, ALL, REQUESTS = 0.050, 10.0, 2.0
 
 
 def cpu(work: object) -> float:
@@ -39,6 +41,13 @@ def whole_catalogue(*, documents: bool) -> tuple[int, float]:
     return plans, time.process_time() - began
 
 
+def simulations() -> list[float]:
+    """Simulates 10,000 requests at three loads."""
+    asked = [Workload(lengths=((2000, 300),), rate=rate, requests=10_000) for rate in (1.0, 5.0, 50.0)]
+    at = serve("llama-3-8b", "h100-sxm", context=2300).roofline.at("middle")
+    return [cpu(lambda workload=workload: simulate(at, workload)) for workload in asked]
+
+
 def main() -> None:
     serve("gpt2", "t4").document()  # imports
     first = first_plans()
@@ -46,6 +55,8 @@ def main() -> None:
         f"one plan: median {statistics.median(first) * 1e3:.1f} ms, longest {max(first) * 1e3:.1f} ms of CPU "
         f"(at most {ONE * 1e3:.0f})"
     )
+    loads = ", ".join(f"{seconds:.2f}" for seconds in simulations())
+    print(f"10,000 requests of a workload at 1, 5 and 50 requests/s: {loads} s of CPU (at most {REQUESTS:.0f})")
     for documents, what in ((False, "plans alone"), (True, "with limits, sweep, knee and suggestions")):
         plans, seconds = whole_catalogue(documents=documents)
         print(f"{plans:,} plans, all models on all machines, {what}: {seconds:.2f} s of CPU (at most {ALL:.0f})")

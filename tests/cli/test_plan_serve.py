@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,11 @@ def test_the_document_is_the_plan_s(run: Run) -> None:
     result = run("plan", "serve", "llama-3-8b", "--gpu", "h100-sxm", "--json")
     assert result.exit_code == 0
     made = serve("llama-3-8b", "h100-sxm").document() | {"defaults": {}}
-    assert json.loads(result.stdout) == json.loads(json.dumps(made))
+    found = json.loads(result.stdout)
+    assert found.pop("typed") == {"models": ["llama-3-8b"], "gpus_named": ["h100-sxm"], "as_json": True}
+    found["asked"]["conventions"] = {}  # the command gives defaults for some
+    assert found == json.loads(json.dumps(made))
+    assert (found["figures"]["bandwidth"], found["version"]) == (3.35e12, metadata.version("asbuilt"))
 
 
 def test_it_does_not_fit(run: Run) -> None:
@@ -101,7 +106,11 @@ def test_lengths_and_links_with_units(run: Run) -> None:
     found = [
         json.loads(run(*words, "--network", said).stdout) for said in ("400Gb/s", "400Gbit/s", "400Gbps", "50GB/s")
     ]
-    assert found[0] == found[1] == found[2] == found[3] == json.loads(run(*words).stdout)  # which is the default
+    typed = [document.pop("typed").get("network") for document in found]
+    assert typed == ["400Gb/s", "400Gbit/s", "400Gbps", "50GB/s"]
+    usual = json.loads(run(*words).stdout)
+    assert "network" not in usual.pop("typed")
+    assert found[0] == found[1] == found[2] == found[3] == usual  # which is the default
     assert found[0]["conventions"]["network"] == 50e9
     slower = json.loads(run(*words, "--network", "100Gb/s").stdout)
     assert slower["decode"]["link_seconds"] == pytest.approx(4 * found[0]["decode"]["link_seconds"])

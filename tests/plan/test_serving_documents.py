@@ -433,7 +433,16 @@ def test_whole_documents(toy: Callable[[], Toy], context: int, users: int | None
     )
     if latency is None:
         assert found["smallest_card"] == smallest.name  # any has room for these
-    for key in ("smallest_card", "smallest_count", "suggestions", "alternatives", "conventions", "engine", "expected"):
+    asked, first = found.pop("asked"), found.pop("by_format")[0]
+    assert (asked["users"], asked["prompt"], asked["latency_target"]) == (users, context, latency)
+    assert found.pop("figures")["memory_bytes"] == 3_000_000
+    assert (found.pop("workload"), found.pop("cost")) == (None, None)
+    assert first["weight_bytes"] == found["weight_bytes"]
+    assert first["users"] == (found["users_that_fit"],) * len(first["users"])
+    for key in (
+        *("smallest_card", "smallest_count", "suggestions", "alternatives", "conventions", "engine", "expected"),
+        "version",
+    ):
         found.pop(key)
     assert found.keys() == expected.keys()
     for key, value in expected.items():

@@ -95,20 +95,20 @@ def parse_count(text: str | int | float, field: str) -> float:
     raise InputError(field=field, value=text, allowed="a number such as 15T, 70B or 7.5e9")
 
 
-TOKENS = re.compile(r"\s*([0-9]{1,12})(?:\.([0-9]{1,6}))?\s*(k|K|Ki|ki|m|M|Mi|mi)?\s*")
+TOKENS = re.compile(r"\s*([0-9]{1,12})(?:\.([0-9]{1,6}))?\s*(?:[eE]\+?([0-9])|(k|K|Ki|ki|m|M|Mi|mi))?\s*")
 THOUSANDS = {"": 1, "k": 1000, "K": 1024, "m": 10**6, "M": 2**20}
 
 
 def parse_tokens(text: str | int, field: str) -> int:
-    """Returns 128,000 for "128k" and 131,072 for "128K" or "128Ki", as serving engines do; bare numbers unchanged.
+    """Returns 128,000 for "128k", 131,072 for "128K" or "128Ki", as serving engines do, and 1,000 for "1e3".
 
     Raises InputError naming `field` for anything but a whole number of tokens, 1 or more.
     """
     if isinstance(text, int) and not isinstance(text, bool) and text > 0:
         return text
     if isinstance(text, str) and (found := TOKENS.fullmatch(text.replace(",", ""))):
-        unit = found[3] or ""
-        factor = THOUSANDS[unit[:1].upper() if unit.endswith("i") else unit]
+        unit = found[4] or ""
+        factor = THOUSANDS[unit[:1].upper() if unit.endswith("i") else unit] * 10 ** int(found[3] or 0)
         scaled, rest = divmod(int(found[1] + (found[2] or "")) * factor, 10 ** len(found[2] or ""))
         if scaled and not rest:
             return scaled
@@ -129,6 +129,33 @@ def parse_time(text: str, field: str) -> float:
         return _bounded(float(found[1]) * SECONDS["s" if unit.startswith("se") else unit], field, text)
     problem, number = ("has no unit", found[1]) if found else ("", "20")
     raise InputError(problem, field=field, value=text, allowed=f"a time such as {number}ms or 0.02s")
+
+
+PER_TIME = re.compile(NUMBER + r"(?:/\s*(s|sec|second|min|minute|h|hour|day))?\s*", re.IGNORECASE)
+SECONDS_IN = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def parse_per_time(text: str, field: str) -> float:
+    """Returns 5.0 for "5/s" and 2.0 for "120/min"; raises InputError for a number without a unit."""
+    found = PER_TIME.fullmatch(text)
+    if found and found[2]:
+        return _bounded(float(found[1]) / SECONDS_IN[found[2][0].lower()], field, text)
+    problem, number = ("has no unit", found[1]) if found else ("", "5")
+    raise InputError(problem, field=field, value=text, allowed=f"a number in a time such as {number}/s or {number}/min")
+
+
+LARGEST_PRICE = 1e6
+PRICE = re.compile(r"\s*([$€£¥]|[A-Z]{3})?" + NUMBER + r"([$€£¥]|[A-Z]{3})?\s*(?:/\s*(?:h|hour))?\s*")
+
+
+def parse_price(text: str, field: str) -> tuple[float, str]:
+    """Returns the price of an hour and its currency: (2.5, "$") for "$2.50/h"; raises InputError for anything else."""
+    found = PRICE.fullmatch(text)
+    if found is None or (found[1] and found[3]):
+        raise InputError(
+            field=field, value=text, allowed="the price of one device for an hour, such as 2.50 or $2.50/h"
+        )
+    return _bounded(float(found[2]), field, text), found[1] or found[3] or ""
 
 
 def _bounded(value: float, field: str, said: object) -> float:

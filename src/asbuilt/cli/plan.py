@@ -7,7 +7,11 @@ from importlib.util import find_spec
 
 import click
 
-COMMANDS = ("serve", "train")
+# Each with its line in the help, so that it need not be imported to be listed.
+COMMANDS = {
+    "serve": "Plan serving MODEL on machine NAME: whether it fits, how many users, how fast.",
+    "train": "Plan training MODEL: memory, FLOPs, time, money.",
+}
 
 
 class Plans(click.Group):
@@ -16,6 +20,11 @@ class Plans(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Returns the commands in the order of `--help`."""
         return [name for name in COMMANDS if find_spec(f"asbuilt.cli.plan_{name}")]
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the commands with their lines."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, COMMANDS[name]) for name in self.list_commands(ctx)])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Returns the command, None if there is none of this name."""

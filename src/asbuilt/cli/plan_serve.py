@@ -13,6 +13,7 @@ import click
 from asbuilt.cli.opening import allow_unread_option, opened_all
 from asbuilt.cli.output import print_json, say, table, warn, write
 from asbuilt.cli.types import Tokens
+from asbuilt.cli.workload import prices, workload, workload_options
 from asbuilt.errors import InputError
 from asbuilt.plan.serve.conventions import CHOICES, CHUNK, MEANING, Conventions
 from asbuilt.shown import defaults_line
@@ -191,6 +192,7 @@ def _convention_options(command: Callable[..., None]) -> Callable[..., None]:
     show_default=True,
     help="Bandwidth of one device to other nodes; 400Gb/s is 50GB/s.",
 )
+@workload_options
 @_convention_options
 @allow_unread_option
 @click.option("--plot", metavar="FILE", help="Write plots of the plans: .svg, .png or .pdf.")
@@ -205,6 +207,8 @@ def serve(
     measured: str | None,
     allow_unread: tuple[str, ...],
     plot: str | None,
+    price: tuple[str, ...],
+    search: bool,
     explain: bool,
     markdown: bool,
     as_json: bool,
@@ -216,12 +220,25 @@ def serve(
     """
     plots = None if plot is None else _plots(Path(plot))
     sources = opened_all(models, allow_unread)
-    plans = list(_plans(sources, gpus_named, measured, options))
+    typed = _typed(ctx)
+    plans = list(_plans(sources, gpus_named, measured, price, options))
     if plots is not None and plot is not None:
         plots.save(plans, Path(plot))
     defaults = {source.name: source.reading.defaults for source in sources}
-    _print(plans, defaults, explain=explain, markdown=markdown, as_json=as_json)
-    ctx.exit(0 if all(plan.fits or (plan.users is None and all(plan.targets.values())) for plan in plans) else 1)
+    _print(plans, defaults, typed, search=search, explain=explain, markdown=markdown, as_json=as_json)
+    answers = [bool(plan.layouts) for plan in plans] if search else [_met(plan) for plan in plans]
+    ctx.exit(0 if all(answers) else 1)
+
+
+def _met(plan: ServePlan) -> bool:
+    """Returns whether the plan fits within its targets; a model without users has only those."""
+    return plan.fits or (plan.users is None and all(plan.targets.values()))
+
+
+def _typed(ctx: click.Context) -> dict[str, Any]:
+    """Returns the options that were given, as they were typed where that is a text."""
+    given = click.core.ParameterSource.COMMANDLINE
+    return {name: value for name, value in ctx.params.items() if ctx.get_parameter_source(name) is given}
 
 
 def _plots(path: Path) -> ModuleType:
@@ -233,18 +250,24 @@ def _plots(path: Path) -> ModuleType:
 
 
 def _plans(
-    sources: list[Source], gpus: tuple[str, ...], measured: str | None, options: dict[str, Any]
+    sources: list[Source],
+    gpus: tuple[str, ...],
+    measured: str | None,
+    price: tuple[str, ...],
+    options: dict[str, Any],
 ) -> Iterator[ServePlan]:
     from asbuilt.api.plan import precision
     from asbuilt.plan import serve as plan
 
     conventions, options = _conventions(options), _times(options)
+    options["workload"] = workload(options)
+    paid = prices(price, len(gpus))
     machines = [_machine(name) for name in gpus]
     for source in sources:
         if measured is not None:
             options |= _efficiency(Path(measured), source)
-        for machine in machines:
-            asked: dict[str, Any] = options | {"dtype": precision(source, options["dtype"])}
+        for machine, each in zip(machines, paid, strict=True):
+            asked: dict[str, Any] = options | {"dtype": precision(source, options["dtype"]), "price": each}
             yield plan(source.spec, machine, name=source.name, conventions=conventions, **asked)
 
 
@@ -292,14 +315,25 @@ def _efficiency(path: Path, source: Source) -> dict[str, float]:
 
 
 def _print(
-    plans: list[ServePlan], defaults: dict[str, dict[str, int | bool]], *, explain: bool, markdown: bool, as_json: bool
+    plans: list[ServePlan],
+    defaults: dict[str, dict[str, int | bool]],
+    typed: dict[str, Any],
+    *,
+    search: bool,
+    explain: bool,
+    markdown: bool,
+    as_json: bool,
 ) -> None:
     from asbuilt.api.plan import serve_document
     from asbuilt.plan import render
+    from asbuilt.plan.serve import report_workload
     from asbuilt.plan.serve.report import compare
+    from asbuilt.plan.serve.report_workload import found, layouts
 
     if as_json:
-        documents = [serve_document(plan, defaults[plan.asked.name]) for plan in plans]
+        documents = [serve_document(plan, defaults[plan.asked.name]) | {"typed": typed} for plan in plans]
+        if search:
+            documents = [made | {"layouts": layouts(plan)} for made, plan in zip(documents, plans, strict=True)]
         print_json({"plans": documents} if len(plans) > 1 else documents[0])
         return
     for name, said in defaults.items():
@@ -309,8 +343,19 @@ def _print(
         for i, plan in enumerate(plans):
             for text in [*([""] if i else []), plan.title, "", *plan.explain().split("\n")]:
                 say(text)
+    elif search:
+        for made in map(found, plans):
+            write(render.markdown([made])) if markdown else table(made.title, made.columns, made.rows, drop=made.drop)
     else:
-        tables = plans[0].tables() if len(plans) == 1 else [compare(plans), *(_change(plan) for plan in plans)]
+        tables = (
+            plans[0].tables()
+            if len(plans) == 1
+            else [
+                compare(plans),
+                *([report_workload.compare(plans)] if plans[0].served else []),
+                *(_change(plan) for plan in plans),
+            ]
+        )
         tables = [made for made in tables if made.rows]
         if markdown:
             write(render.markdown(tables))

@@ -26,6 +26,7 @@ class Known:
     devices: dict[tuple[object, ...], Device] = field(default_factory=dict)
     trees: dict[tuple[int, int, bool], Node] = field(default_factory=dict)
     shards: dict[tuple[int, int, bool], Part | InputError] = field(default_factory=dict)
+    peaks: dict[tuple[int, int, bool], dict[tuple[int, int, Kernel, int], int]] = field(default_factory=dict)
 
     def shard(self, tensor: int, expert: int = 1, vocabulary: bool = True) -> Part | InputError:
         """Returns one device's share of the census, or the InputError if it cannot be divided like this.
@@ -104,7 +105,10 @@ class DeviceStage:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Device:
-    """The devices of one copy of the model: its stages, and one device's part of the model (distinct blocks once)."""
+    """The devices of one copy of the model: its stages, and one device's part of the model (distinct blocks once).
+
+    Peaks do not depend on the format of weights, so devices of all formats keep them together.
+    """
 
     stages: tuple[DeviceStage, ...]
     own: Part
@@ -160,7 +164,9 @@ def _device(kept: Known, layout: Placement, precision: Precision) -> Device:
         )
         for stage in stages(kept.order, layout.pp)
     )
-    return Device(stages=found, own=root.own)
+    return Device(
+        stages=found, own=root.own, _peak_bytes=kept.peaks.setdefault((*layout.sharding, layout.vocabulary), {})
+    )
 
 
 def _times(found: Census, stage: Stage) -> Callable[[str], int]:

@@ -10,14 +10,17 @@ from typing import Any
 from asbuilt.catalog import machines
 from asbuilt.catalog.machine import Machine, MemoryConvention
 from asbuilt.errors import InputError
-from asbuilt.plan.placement import Placement
+from asbuilt.plan.placement import Placement, served
 from asbuilt.plan.precision import precision
 from asbuilt.plan.serve.place import place
 from asbuilt.plan.serve.roofline import Roofline
+from asbuilt.plan.serve.workload import Workload, simulate
 from asbuilt.plan.suggestion import Suggestion
 from asbuilt.spec.part import CacheFormat
 
 MOST_USERS = 10**9
+# Requests of a workload that is simulated for each change.
+TRIED = 600
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
@@ -34,17 +37,35 @@ def largest(holds: Callable[[int], bool], most: int) -> int:
     return low
 
 
+def least(holds: Callable[[int], bool], most: int) -> int | None:
+    """Returns the least number up to `most` for which `holds`, a monotonic predicate, None if there is none."""
+    high = 1
+    while high < most and not holds(high):
+        high *= 2
+    high = min(high, most)
+    if high < 1 or not holds(high):
+        return None
+    low = high // 2  # does not hold
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high
+
+
 @dataclass(frozen=True, kw_only=True)
 class Goal:
     """The requirements: a number of sequences, and limits in seconds for a step and a first token, None for no limit.
 
-    `prompt` is the number of tokens before the first token, None for one chunk.
+    `prompt` is the number of tokens before the first token, None for one chunk. A `workload` is held to the limits too.
+    Other cards are of the same vendor unless `any_vendor`.
     """
 
     users: int
     latency: float | None = None
     first_token: float | None = None
     prompt: int | None = None
+    workload: Workload | None = None
+    any_vendor: bool = False
 
     @property
     def timed(self) -> bool:
@@ -67,6 +88,14 @@ class Goal:
         """Returns whether the users fit and are served within the targets."""
         return roofline.capacity.running(context) >= self.users and self.meets_targets(roofline, context, self.users)
 
+    def serves(self, roofline: Roofline) -> bool:
+        """Returns whether the workload's rate is kept up and 95% of its requests are served within the targets."""
+        if self.workload is None:
+            return True
+        few = replace(self.workload, requests=min(TRIED, self.workload.count(self.workload.users)))
+        found = simulate(roofline.judged, few)
+        return found is not None and found.meets(self.latency, self.first_token)
+
 
 def most_users(roofline: Roofline, goal: Goal, context: int) -> int:
     """Returns the largest number of sequences of `context` tokens, up to MOST_USERS, that fit within the targets."""
@@ -80,12 +109,33 @@ def largest_context(roofline: Roofline, goal: Goal, most: int) -> int:
 
 
 def smallest_count(roofline: Roofline, goal: Goal, context: int) -> int | None:
-    """Returns the smallest of COUNTS of this machine that meets the goal with the default placement."""
+    """Returns the smallest of COUNTS of this machine that meets the goal with the default placement.
+
+    For a workload it is the number of devices of the fewest copies of this placement that serve it.
+    """
+    if goal.workload is not None:
+        own = roofline.capacity.layout.per_copy
+
+        def meets(count: int) -> bool:
+            at = copied(roofline, roofline.capacity.layout, count)
+            return goal.met(at, context) and goal.serves(at)
+
+        count = least(meets, max(1, COUNTS[-1] // own))
+        return None if count is None else count * own
+    capacity = roofline.capacity
     for count in COUNTS:
+        if count * capacity.memory < capacity.alone.total_bytes:  # devices hold the weights once at least
+            continue
         found = _with_gpus(roofline, count)
-        if found is not None and goal.met(found, context):
+        if found is not None and goal.met(found, context) and goal.serves(found):
             return count
     return None
+
+
+def copied(roofline: Roofline, copy: Placement, count: int) -> Roofline:
+    """Returns the roofline of that many copies of the model, each with the degrees of `copy`."""
+    layout = served(copy.per_copy * count, tp=copy.tp, pp=copy.pp, ep=copy.ep)
+    return _moved(roofline, roofline.capacity.machine, layout)
 
 
 def _with_gpus(roofline: Roofline, count: int) -> Roofline | None:
@@ -108,12 +158,18 @@ def _moved(roofline: Roofline, machine: Machine, layout: Placement) -> Roofline:
 def smallest_card(roofline: Roofline, goal: Goal, context: int) -> Machine | None:
     """Returns the catalogue's accelerator with the least memory, of those the engine describes, that meets the goal."""
     for machine in _by_memory(roofline.conventions.memory):
-        if not roofline.capacity.engine.describes(machine):
+        if not roofline.capacity.engine.describes(machine) or not _of_vendor(roofline, goal, machine):
             continue
         alone = _moved(roofline, machine, Placement())
-        if _rated(alone) and goal.met(alone, context):
+        if _rated(alone) and goal.met(alone, context) and goal.serves(alone):
             return machine
     return None
+
+
+def _of_vendor(roofline: Roofline, goal: Goal, machine: Machine) -> bool:
+    """Returns whether the machine is of the same vendor, as far as that is known, or any was asked for."""
+    vendor = roofline.capacity.machine.vendor
+    return goal.any_vendor or not vendor or machine.vendor == vendor
 
 
 def _rated(roofline: Roofline) -> bool:
@@ -131,13 +187,19 @@ def _by_memory(convention: MemoryConvention) -> list[Machine]:
     return sorted(rows, key=lambda machine: (machine.memory_bytes(convention), -machine.bandwidth))
 
 
-def suggest(roofline: Roofline, goal: Goal, context: int) -> tuple[Suggestion, ...]:
-    """Returns suggestions if the goal is not met, best first.
+def suggest(
+    roofline: Roofline, goal: Goal, context: int, *, count: int | None, card: Machine | None
+) -> tuple[Suggestion, ...]:
+    """Returns suggestions if the goal is not met, best first, of which `count` and `card` are known to meet it.
 
     Changes that suffice come before those that do not. Among them, the order is by impact: a narrower cache, narrower
     weights, then more devices, another card, a shorter context, fewer users.
     """
-    found = [*_narrower(roofline, goal, context), *_more(roofline, goal, context), *_less(roofline, goal, context)]
+    found = [
+        *_narrower(roofline, goal, context),
+        *_more(roofline, goal, context, count, card),
+        *_less(roofline, goal, context),
+    ]
     return tuple(sorted(found, key=lambda s: not s.fits))
 
 
@@ -146,8 +208,11 @@ def _suggestion(change: str, option: str, roofline: Roofline, goal: Goal, contex
     users = most_users(roofline, goal, context) if holds else 0
     weights = f"weights {roofline.capacity.weight_bytes() / 1e9:,.1f} GB a device"
     in_time = " within the targets" if goal.timed else ""
+    fits = holds and users >= goal.users and goal.serves(roofline)
+    if users >= goal.users and not fits:
+        in_time += ", but not the workload"
     effect = f"{weights}, {users:,} users of {context:,} tokens{in_time}" if holds else f"{weights}: still does not fit"
-    return Suggestion(change=change, option=option, fits=users >= goal.users, users=users, effect=effect)
+    return Suggestion(change=change, option=option, fits=fits, users=users, effect=effect)
 
 
 def _narrower(roofline: Roofline, goal: Goal, context: int) -> Iterator[Suggestion]:
@@ -168,24 +233,30 @@ def _narrower(roofline: Roofline, goal: Goal, context: int) -> Iterator[Suggesti
             yield _suggestion(f"{said}, cache in 8", f"--dtype {name} --kv-dtype fp8", both, goal, context)
 
 
-def _more(roofline: Roofline, goal: Goal, context: int) -> Iterator[Suggestion]:
-    count = smallest_count(roofline, goal, context)
+def _more(
+    roofline: Roofline, goal: Goal, context: int, count: int | None, card: Machine | None
+) -> Iterator[Suggestion]:
     if count is not None and count > roofline.capacity.layout.gpus:
-        changed = _with_gpus(roofline, count)
-        assert changed is not None
+        now, degrees = roofline.capacity.layout, ""
+        if goal.workload is None:
+            changed = _with_gpus(roofline, count)
+            assert changed is not None
+        else:
+            changed, degrees = copied(roofline, now, count // now.per_copy), f" --tp {now.tp} --pp {now.pp}"
+            degrees += f" --ep {now.ep}" if now.ep > 1 else ""
         layout = changed.capacity.layout
-        yield _suggestion(f"{count} devices: tp {layout.tp}, pp {layout.pp}", f"--gpus {count}", changed, goal, context)
-    card = smallest_card(roofline, goal, context)
+        said = f"{count} devices: tp {layout.tp}, pp {layout.pp}"
+        yield _suggestion(said, f"--gpus {count}{degrees}", changed, goal, context)
     if card is not None and card != roofline.capacity.machine:
         changed = _moved(roofline, card, Placement())
         yield _suggestion(f"one {card.name}", f"--gpu {card.name}", changed, goal, context)
 
 
 def _less(roofline: Roofline, goal: Goal, context: int) -> Iterator[Suggestion]:
-    shorter = largest_context(roofline, goal, context)
+    shorter = largest_context(roofline, goal, context) if goal.workload is None else 0
     if (goal.prompt or 1) <= shorter < context:
         yield _suggestion(f"at most {shorter:,} tokens", f"--context {shorter}", roofline, goal, shorter)
     fewer = min(most_users(roofline, goal, context), goal.users)
-    if 0 < fewer < goal.users:
+    if 0 < fewer < goal.users and goal.workload is None:
         less = replace(goal, users=fewer)
         yield _suggestion(f"at most {fewer:,} users", f"--users {fewer}", roofline, less, context)

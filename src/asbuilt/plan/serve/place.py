@@ -29,13 +29,13 @@ def place(
     _require_experts(found, experts)
     if tp is None:
         share = max(1, (gpus or experts) // (pp or 1))
-        tp = max(
+        tp = next(  # the largest one, tried first: a share of the model takes milliseconds to make
             d
-            for d in range(1, min(node, MOST_DEGREE, share) + 1)
+            for d in range(min(node, MOST_DEGREE, share), 0, -1)
             if share % d == 0
-            and found.divides(d)
             and not (experts % d and d % experts)
             and (share <= node or node % d == 0)
+            and found.divides(d)
         )
     else:
         _require_tensor(found, tp)
@@ -53,7 +53,7 @@ def place(
             "is not a whole number of copies of the model",
             field="gpus",
             value=every,
-            allowed=f"a multiple of {stages * width}, pp {stages} x max(tp {tp}, ep {ep})",
+            allowed=f"a multiple of {stages * width}, pp {stages} x max(tp {tp}, ep {experts})",
         )
     return served(every, tp=tp, pp=stages, ep=experts)
 

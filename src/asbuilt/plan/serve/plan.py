@@ -20,14 +20,16 @@ from asbuilt.plan.network import NODE, unlinked
 from asbuilt.plan.placement import Placement
 from asbuilt.plan.precision import Precision, cache_bytes
 from asbuilt.plan.quantised import mixed, quantised
-from asbuilt.plan.serve import commands, engines, limits, report
+from asbuilt.plan.serve import commands, engines, formats, limits, money, report, report_workload
 from asbuilt.plan.serve.capacity import Capacity
 from asbuilt.plan.serve.conventions import MEANING, Conventions
-from asbuilt.plan.serve.expected import LEVELS, Level
+from asbuilt.plan.serve.expected import LEVELS, MINIMUM, Level
 from asbuilt.plan.serve.ladder import cached_tokens, counted, ladder
 from asbuilt.plan.serve.pages import held_numbers
 from asbuilt.plan.serve.place import place
 from asbuilt.plan.serve.roofline import Bound, Roofline, Run
+from asbuilt.plan.serve.search import Found, search
+from asbuilt.plan.serve.workload import Served, Workload, simulate
 from asbuilt.plan.suggestion import Suggestion
 from asbuilt.spec import Model
 from asbuilt.spec.part import CacheFormat
@@ -38,6 +40,8 @@ USUAL_CONTEXT = 8192
 SWEEP = tuple(2**i for i in range(11))
 # The conventions that affect the number of users, and those that affect speed.
 OF_USERS, OF_SPEED = ("memory", "windows", "count", "kernel"), ("embedding", "flops", "scores")
+
+
 # Another convention's answer is printed if it differs by more than this fraction.
 MATTERS = 0.005
 
@@ -95,6 +99,9 @@ class Asked:
     context: int
     users: int | None
     goal: limits.Goal
+    workload: Workload | None = None
+    price: money.Price | None = None
+    gpus: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -121,6 +128,8 @@ class ServePlan:
     targets: dict[str, bool]
     warnings: tuple[str, ...]
     refused: tuple[tuple[str, str, str, str], ...]
+    served: dict[Level, Served | None] | None = None
+    """How the workload is served, with low, middle and high efficiencies; None where its sequences do not fit."""
 
     @property
     def capacity(self) -> Capacity:
@@ -175,10 +184,18 @@ class ServePlan:
         return None if self.users is None else limits.smallest_count(self.roofline, self.asked.goal, self.context)
 
     @cached_property
+    def layouts(self) -> tuple[Found, ...]:
+        """The layouts of this machine that meet the goal, the one with the fewest devices first."""
+        return () if self.users is None else search(self.roofline, self.asked.goal, self.context, gpus=self.asked.gpus)
+
+    @cached_property
     def smallest_card(self) -> str | None:
         """The name of the card with the least memory that alone serves the users within the targets."""
-        card = None if self.users is None else limits.smallest_card(self.roofline, self.asked.goal, self.context)
-        return None if card is None else card.name
+        return None if self._card is None else self._card.name
+
+    @cached_property
+    def _card(self) -> Machine | None:
+        return None if self.users is None else limits.smallest_card(self.roofline, self.asked.goal, self.context)
 
     @cached_property
     def caches(self) -> Caches | None:
@@ -196,6 +213,30 @@ class ServePlan:
         return found
 
     @cached_property
+    def costs(self) -> dict[Level, money.Cost] | None:
+        """What the devices cost by level of efficiency; None without a price, and where the workload does not fit.
+
+        Without a workload the tokens are those of prompts alone and of full steps alone.
+        """
+        price, found = self.asked.price, {}
+        if price is None:
+            return None
+        gpus, copies = self.layout.gpus, self.layout.replicas
+        for level, (first, step) in self.expected.items():
+            served = None if self.served is None else self.served[level]
+            if served is not None:
+                found[level] = money.of_workload(price, gpus, served)
+            elif self.served is None:
+                outputs = None if step is None or self.decode is None else self.decode.batch / step
+                found[level] = money.of_rates(price, gpus, copies * self.prefill.prompt / first, outputs)
+        return found or None
+
+    @cached_property
+    def by_format(self) -> tuple[formats.Row, ...]:
+        """Users and memory by format of weights and cache."""
+        return () if self.users is None else tuple(formats.rows(self.capacity, self.context))
+
+    @cached_property
     def sweep(self) -> tuple[Decode, ...]:
         """Decode steps at growing batch sizes."""
         return () if self.users is None else tuple(_decode(self.roofline, batch, self.context) for batch in SWEEP)
@@ -208,7 +249,10 @@ class ServePlan:
     @cached_property
     def suggestions(self) -> tuple[Suggestion, ...]:
         """What to change if the users do not fit within the targets, best first."""
-        return () if self.users is None or self.fits else limits.suggest(self.roofline, self.asked.goal, self.context)
+        if self.users is None or self.fits:
+            return ()
+        goal, count = self.asked.goal, self.smallest_count
+        return limits.suggest(self.roofline, goal, self.context, count=count, card=self._card)
 
     @cached_property
     def alternatives(self) -> tuple[Alternative, ...]:
@@ -275,6 +319,9 @@ def serve(
     kv_dtype: str | None = None,
     latency_target: float | None = None,
     first_token_target: float | None = None,
+    workload: Workload | None = None,
+    price: money.Price | float | None = None,
+    any_vendor: bool = False,
     bandwidth_efficiency: float = 1.0,
     compute_efficiency: float = 1.0,
     conventions: Conventions | Mapping[str, Any] | None = None,
@@ -286,7 +333,9 @@ def serve(
     means as published for a catalogue model, bf16 for a description. Targets are in seconds, and every answer honours
     them: users, largest batch and context, smallest card and count. `engine` is one of `plan.serve.engines.ENGINES`,
     whose utilisation, `chunk`, `max_num_seqs` and conventions apply where they are not given; a mapping of conventions
-    changes only those, a `Conventions` all of them. Raises InputError naming the invalid argument.
+    changes only those, a `Conventions` all of them. A `workload` is simulated: context, prompt and users are then its
+    own by default, and the targets hold for 95% of its requests. `price` is that of one device for an hour. Other
+    cards are of the machine's vendor unless `any_vendor`. Raises InputError naming the invalid argument.
     """
     row = find(model) if isinstance(model, str) else None
     spec = find(model).spec() if isinstance(model, str) else model
@@ -297,6 +346,8 @@ def serve(
     given = engines.Given(chunk=chunk, sequences=max_num_seqs, conventions=said)
     sequences = sizes.sequences if max_num_seqs is None else max_num_seqs
     chunk = sizes.chunk if chunk is None else chunk
+    if workload is not None:
+        context, prompt, users = _asked_of(spec, workload, context, prompt, users)
     context = min(USUAL_CONTEXT, spec.max_positions) if context is None else context
     if "tokens" not in spec.reads and context != spec.max_positions:
         raise InputError(
@@ -329,8 +380,41 @@ def serve(
     roofline = Roofline(
         capacity=capacity, bandwidth_efficiency=bandwidth_efficiency, compute_efficiency=compute_efficiency
     )
-    goal = limits.Goal(users=users or 1, latency=latency_target, first_token=first_token_target, prompt=prompt)
-    return _answer(roofline, Asked(name=name or spec.name, context=context, users=users, goal=goal))
+    goal = limits.Goal(
+        users=users or 1,
+        latency=latency_target,
+        first_token=first_token_target,
+        prompt=prompt,
+        workload=workload,
+        any_vendor=any_vendor,
+    )
+    paid = money.Price(amount=price) if isinstance(price, int | float) else price
+    return _answer(
+        roofline,
+        Asked(
+            name=name or spec.name, context=context, users=users, goal=goal, workload=workload, price=paid, gpus=gpus
+        ),
+    )
+
+
+def _asked_of(
+    spec: Model, workload: Workload, context: int | None, prompt: int | None, users: int | None
+) -> tuple[int, int, int | None]:
+    """Returns context, prompt and users: those given, else the workload's."""
+    if not decodes(spec):
+        raise InputError("the model does not generate", field="workload", fix="plan it without one")
+    if "source" in spec.reads:
+        raise InputError("a model with an encoder cannot be simulated", field="workload", fix="plan it without one")
+    longest = workload.longest
+    if context is not None and context < longest:
+        allowed = f"at least {longest:,}, the longest prompt and answer of the workload"
+        raise InputError(field="context", value=context, allowed=allowed)
+    if longest > LARGEST_CONTEXT:
+        raise InputError(field="input-tokens + output-tokens", value=longest, allowed=f"at most {LARGEST_CONTEXT:,}")
+    if users is not None and workload.users is not None and users != workload.users:
+        raise InputError("the workload has another number", field="users", value=users, allowed=f"{workload.users}")
+    prompt = round(workload.mean[0]) if prompt is None else prompt
+    return context or longest, prompt, workload.users if users is None else users
 
 
 def _precision(spec: Model, dtype: str | None, row: Entry | None) -> Precision:
@@ -374,10 +458,14 @@ def _answer(roofline: Roofline, asked: Asked) -> ServePlan:
     prefill = _prefill(roofline, goal.prompt_at(roofline, context))
     decode = _decode(roofline, batch, context) if tokens else None
     targets = _targets(goal, roofline, asked, batch if tokens else None)
+    served = None if asked.workload is None else _served(roofline, asked.workload)
+    if served is not None:
+        targets |= _in_workload(served["middle"], goal)
     return ServePlan(
         asked=asked,
         roofline=roofline,
-        fits=tokens and most >= goal.users,
+        fits=tokens and most >= goal.users and all(targets.values()),
+        served=served,
         ladder=steps,
         counted=() if room is None else counted(capacity, context, budget, room),
         weight_bytes=capacity.weight_bytes(),
@@ -391,6 +479,23 @@ def _answer(roofline: Roofline, asked: Asked) -> ServePlan:
         warnings=tuple(_warnings(roofline, asked)),
         refused=unplanned(capacity.spec),
     )
+
+
+def _served(roofline: Roofline, workload: Workload) -> dict[Level, Served | None]:
+    """Returns how the workload is served at each level; minimum times, and those of given efficiencies, are one."""
+    if roofline.judged.reached is MINIMUM:
+        return dict.fromkeys(LEVELS, simulate(roofline.judged, workload))
+    return {level: simulate(roofline.at(level), workload) for level in LEVELS}
+
+
+def _in_workload(served: Served | None, goal: limits.Goal) -> dict[str, bool]:
+    """Returns whether a workload's rate is kept up, and 95% of its requests are served within the targets."""
+    met = {report_workload.RATE: served is not None and served.sustained}
+    if goal.latency is not None and served is not None and served.per_token is not None:
+        met["95th percentile of the time per token"] = served.per_token.p95 <= goal.latency
+    if goal.first_token is not None and served is not None:
+        met["95th percentile of the time to first token"] = served.first_token.p95 <= goal.first_token
+    return met
 
 
 def _prefill(roofline: Roofline, prompt: int) -> Prefill:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from asbuilt.plan.lines import Line
 from asbuilt.plan.render import Cell, Table
 from asbuilt.plan.serve import commands
+from asbuilt.plan.serve import report_workload as workloads
 from asbuilt.plan.serve.conventions import MEANING, TIMES
 from asbuilt.plan.serve.expected import LEVELS, SOURCES, machine_class
 from asbuilt.shown import number, size, time
@@ -51,11 +52,49 @@ def document(plan: ServePlan) -> dict[str, Any]:
         "targets": plan.targets,
         "suggestions": [s.plain("change", "option", "fits", "users", "effect") for s in plan.suggestions],
         "conventions": plan.conventions.plain(),
+        "asked": _asked(plan),
+        "figures": _figures(plan),
+        "version": _version(),
+        "workload": workloads.plain(plan),
+        "cost": workloads.costs_plain(plan),
+        "by_format": [asdict(row) for row in plan.by_format],
         "alternatives": [asdict(alternative) for alternative in plan.alternatives],
         "efficiency": {"bandwidth": plan.roofline.bandwidth_efficiency, "compute": plan.roofline.compute_efficiency},
         "warnings": list(plan.warnings),
         "refused": [dict(zip(("path", "part", "figure", "reason"), row, strict=True)) for row in plan.refused],
     }
+
+
+def _asked(plan: ServePlan) -> dict[str, Any]:
+    """Returns everything that was asked, None for what was left to the plan."""
+    asked, given, goal = plan.asked, plan.capacity.given, plan.asked.goal
+    return {
+        "users": asked.users,
+        "gpus": asked.gpus,
+        "prompt": goal.prompt,
+        "latency_target": goal.latency,
+        "first_token_target": goal.first_token,
+        "any_vendor": goal.any_vendor,
+        "chunk": given.chunk,
+        "max_num_seqs": given.sequences,
+        "conventions": dict(given.conventions),
+        "price": None if asked.price is None else asdict(asked.price),
+    }
+
+
+def _version() -> str:
+    """Returns the version of the package, "" where it is not installed."""
+    from importlib import metadata  # slow to import
+
+    try:
+        return metadata.version("asbuilt")
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _figures(plan: ServePlan) -> dict[str, Any]:
+    """Returns the machine's figures, and the memory that the plan counts with."""
+    return asdict(plan.machine) | {"rates": dict(plan.machine.rates), "memory_bytes": plan.capacity.memory}
 
 
 def _engine(plan: ServePlan) -> dict[str, Any]:
@@ -140,7 +179,10 @@ def tables(plan: ServePlan) -> list[Table]:
     """Returns the answer first, then its derivation."""
     found = [
         _answer(plan),
+        workloads.served(plan),
+        workloads.costs(plan),
         suggestions(plan),
+        *workloads.by_format(plan),
         _command(plan),
         _ladder(plan),
         _components(plan),
@@ -160,7 +202,7 @@ def _verdict(plan: ServePlan) -> str:
 
 
 def _answer(plan: ServePlan) -> Table:
-    wanted, within = plan.wanted, " within the targets" if plan.targets else ""
+    wanted, within = plan.wanted, " within the targets" if plan.asked.goal.timed else ""
     rows: list[tuple[Cell, ...]] = [("fits", _verdict(plan) + _missed(plan))]
     if plan.users is not None:
         rows += [
@@ -210,7 +252,10 @@ def _most(plan: ServePlan) -> str:
 
 def _missed(plan: ServePlan) -> str:
     missed = [name for name, met in plan.targets.items() if not met]
-    return f": {' and '.join(missed)} above the target" if missed else ""
+    times = [name for name in missed if name != workloads.RATE]
+    said = [f"{' and '.join(times)} above the target"] if times else []
+    said += [workloads.piled_up(plan)] if len(times) < len(missed) else []
+    return f": {'; '.join(said)}" if said else ""
 
 
 def _time(timed: Any) -> str:  # noqa: ANN401
@@ -353,6 +398,7 @@ def _assumed(plan: ServePlan) -> Table:
             f"{MEANING['memory'][c.memory]}; {c.utilisation:g} of it is used",
             "--memory, --memory-utilisation",
         ),
+        *workloads.assumed(plan),
         ("engine", f"{capacity.engine.title}; {_at_once(plan)}", "--engine, --max-num-seqs"),
         ("attention", MEANING["kernel"][c.kernel], "--kernel"),
         ("prefill", f"{capacity.chunk:,} tokens at once", "--chunk"),

@@ -169,6 +169,11 @@ class Roofline:
         active = round(self.capacity.alone.active_parameters)
         return active if self.conventions.flops == "2n" else round(active, -max(0, len(str(active)) - 3))
 
+    def reading(self, others: int, cache: int) -> float:
+        """Returns the seconds of reading bytes of the cache, and others."""
+        slow, cached = self.bandwidth * self.reached.bandwidth, self.bandwidth * self.reached.attention
+        return (others + cache) / slow if slow == cached else others / slow + cache / cached
+
     def decode(self, users: int, context: int) -> Run:
         """Returns the step in which `users` sequences on all copies reach `context` tokens.
 
@@ -204,12 +209,10 @@ class Roofline:
         (weight_rate, _), (score_rate, _) = self.rates
         reached, held, components = self.reached, stage.folds.weight_bytes, []
         weight_rate, score_rate = weight_rate * reached.compute, score_rate * reached.scores
-        slow, cached = self.bandwidth * reached.bandwidth, self.bandwidth * reached.attention
         for kind, step in steps.items():
             scores = float(step.scores_causal if causal else step.scores) if counted else 0.0
             weights, nbytes, stored = float(step.products * products), step.nbytes, held.get(kind, 0)
-            others = step.weights + math.ceil(step.lookups)
-            reading = nbytes / slow if slow == cached else others / slow + math.ceil(step.cache) / cached
+            reading = self.reading(step.weights + math.ceil(step.lookups), math.ceil(step.cache))
             computing = weights / weight_rate + scores / score_rate
             if nbytes or scores or weights or stored:
                 components.append(
