@@ -185,3 +185,15 @@ def test_equals_a_simulation_that_walks_every_step(model: str, *, tight: bool) -
     mean = sum(end - arrived for arrived, _, end in told) / 40
     whole = waits(at, workload)
     assert sum(whole) / 40 == pytest.approx(mean, rel=0.03 if tight or walked.preempted else 0.002), SEED
+
+
+@pytest.mark.parametrize(("drafts", "acceptance"), [(0, 0.0), (3, 0.6)])
+def test_every_token_is_counted_once(drafts: int, acceptance: float) -> None:
+    drawn = random.Random(SEED)
+    lengths = tuple((drawn.randint(1, 900), drawn.randint(1, 90)) for _ in range(9))
+    workload = Workload(lengths=lengths, users=1, requests=30, drafts=drafts, acceptance=acceptance, seed=SEED)
+    found = outcome(planned("smollm2-135m", "h100-sxm", workload).roofline.judged, workload)
+    assert found is not None
+    assert found.end.inputs == sum(request.prompt for request in found.requests)
+    assert found.end.outputs == pytest.approx(sum(request.output for request in found.requests)), SEED
+    assert found.end.finished == len(found.requests) == 30
