@@ -3,62 +3,76 @@
 #include <algorithm>
 #include <vector>
 
+#include "codes.h"
 #include "dense.h"
 
 namespace asbuilt {
 namespace KERNELS {
 namespace {
 
-// The softmax of a run of keys, with what its neighbours need to be joined with it: e^(score - most).
+constexpr int64_t kKeys = 64;  // that are read together
+
+// Adds some keys, at most kKeys, to what query `g` knows of its softmax: e^(score - most).
 template <class F>
-void attend_to(const Attend& job, int64_t first, int64_t last) {
+void attend_to(const Attend& job, int64_t g, const typename F::Stored* keys, const typename F::Stored* values, int64_t n) {
   const int64_t D = job.d;
-  const auto *keys = static_cast<const typename F::Stored*>(job.k), *values = static_cast<const typename F::Stored*>(job.v);
-  constexpr int64_t kBlock = 64;
-  float scores[kBlock];
-  for (int64_t g = 0; g < job.group; ++g) {
-    const float* q = job.q + g * D;
-    float* sums = job.sums + g * D;
-    float most = -std::numeric_limits<float>::infinity(), total = 0;
-    std::memset(sums, 0, D * sizeof(float));
-    for (int64_t start = first; start < last; start += kBlock) {
-      const int64_t n = std::min(kBlock, last - start);
-      float largest = most;
-      for (int64_t i = 0; i < n; ++i) {
-        scores[i] = dot_with<F>(q, keys + (start + i) * D, D) * job.scale;
-        largest = scores[i] > largest ? scores[i] : largest;
-      }
-      if (largest > most) {
-        const float kept = power(most - largest);
-        total *= kept;
-        for (int64_t d = 0; d < D; ++d) sums[d] *= kept;
-        most = largest;
-      }
-      for (int64_t i = 0; i < n; ++i) scores[i] = power(scores[i] - most);
-      for (int64_t i = 0; i < n; ++i) {
-        const float weight = scores[i];
-        const auto* v = values + (start + i) * D;
-        total += weight;
-        int64_t d = 0;
-        for (; d + 8 <= D; d += 8) store(sums + d, load(sums + d) + weight * F::eight(v + d));
-        for (; d < D; ++d) sums[d] += weight * F::one(v[d]);
-      }
+  const float* q = job.q + g * D;
+  float scores[kKeys], *sums = job.sums + g * D, largest = job.most[g];
+  for (int64_t i = 0; i < n; ++i) {
+    scores[i] = dot_with<F>(q, keys + i * D, D) * job.scale;
+    largest = scores[i] > largest ? scores[i] : largest;
+  }
+  if (largest > job.most[g]) {
+    const float kept = power(job.most[g] - largest);
+    job.total[g] *= kept;
+    for (int64_t d = 0; d < D; ++d) sums[d] *= kept;
+    job.most[g] = largest;
+  }
+  for (int64_t i = 0; i < n; ++i) scores[i] = power(scores[i] - largest);
+  float total = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const float weight = scores[i];
+    const auto* v = values + i * D;
+    total += weight;
+    int64_t d = 0;
+    for (; d + 8 <= D; d += 8) store(sums + d, load(sums + d) + weight * F::eight(v + d));
+    for (; d < D; ++d) sums[d] += weight * F::one(v[d]);
+  }
+  job.total[g] += total;
+}
+
+// The softmax of a run of keys, with what its neighbours need to be joined with it.
+void attend(const Attend& job, int64_t first, int64_t last) {
+  const int code = job.type - kFormatCount;
+  const int64_t D = job.d, bytes = code < 0 ? 0 : bytes_of_code(code, D);
+  std::fill_n(job.most, job.group, -std::numeric_limits<float>::infinity());
+  std::fill_n(job.total, job.group, 0.0f);
+  std::fill_n(job.sums, job.group * D, 0.0f);
+  static thread_local std::vector<float> keys, values;
+  if (code >= 0) {
+    keys.resize(kKeys * D);
+    values.resize(kKeys * D);
+  }
+  for (int64_t start = first; start < last; start += kKeys) {
+    const int64_t n = std::min(kKeys, last - start);
+    if (code >= 0) {
+      read_codes(code, static_cast<const uint8_t*>(job.k) + start * bytes, n, D, keys.data());
+      read_codes(code, static_cast<const uint8_t*>(job.v) + start * bytes, n, D, values.data());
+      for (int64_t g = 0; g < job.group; ++g) attend_to<F32>(job, g, keys.data(), values.data(), n);
+    } else {
+      with_numbers(job.type, [&](auto* of) {
+        using F = std::remove_pointer_t<decltype(of)>;
+        const auto *k = static_cast<const typename F::Stored*>(job.k), *v = static_cast<const typename F::Stored*>(job.v);
+        for (int64_t g = 0; g < job.group; ++g) attend_to<F>(job, g, k + start * D, v + start * D, n);
+      });
     }
-    job.most[g] = most;
-    job.total[g] = total;
   }
 }
-
-void attend(const Attend& job, int64_t first, int64_t last) {
-  with_numbers(job.type, [&](auto* of) { attend_to<std::remove_pointer_t<decltype(of)>>(job, first, last); });
-}
-
-constexpr int64_t kKeys = 64;  // of a tile
 
 // A tile of keys, as tiles of x W^T read them: K^T (D, kColumns) panels, and V (kKeys, D rounded up to kColumns).
 struct KeyTile {
   int64_t D, wide_D, n;
-  std::vector<float> keys, values;
+  std::vector<float> keys, values, wide_keys, wide_values;  // the latter: codes as floats
 
   explicit KeyTile(int64_t d) : D(d), wide_D((d + kColumns - 1) / kColumns * kColumns), n(0) {
     keys.resize(kKeys * D);
@@ -85,6 +99,18 @@ struct KeyTile {
       for (; d + 8 <= D; d += 8) store(&values[i * wide_D + d], F::eight(v + i * D + d));
       for (; d < D; ++d) values[i * wide_D + d] = F::one(v[i * D + d]);
     }
+  }
+
+  void read(const AttendMany& job, int64_t start, int64_t count) {
+    if (job.type < kFormatCount)
+      return with_numbers(job.type, [&](auto* of) { read<std::remove_pointer_t<decltype(of)>>(job.k, job.v, start, count); });
+    const int code = job.type - kFormatCount;
+    const int64_t at = start * bytes_of_code(code, D);
+    wide_keys.resize(kKeys * D);
+    wide_values.resize(kKeys * D);
+    read_codes(code, static_cast<const uint8_t*>(job.k) + at, count, D, wide_keys.data());
+    read_codes(code, static_cast<const uint8_t*>(job.v) + at, count, D, wide_values.data());
+    read<F32>(wide_keys.data(), wide_values.data(), 0, count);
   }
 };
 
@@ -132,9 +158,7 @@ void attend_many(const AttendMany& job, int64_t first, int64_t last) {
     softmax[row / kTall].total[row % kTall] = 0;
   }
   for (int64_t start = 0; start < job.past + last; start += kKeys) {
-    with_numbers(job.type, [&](auto* of) {
-      tile.read<std::remove_pointer_t<decltype(of)>>(job.k, job.v, start, std::min(kKeys, job.past + last - start));
-    });
+    tile.read(job, start, std::min(kKeys, job.past + last - start));
     for (int64_t t = 0; t < tiles; ++t) {
       int64_t seen[kTall];
       for (int r = 0; r < kTall; ++r) seen[r] = job.past + first + std::min(t * kTall + r, rows - 1) / G + 1 - start;

@@ -44,7 +44,7 @@ extern const Kernels kTable;
 #endif
 #ifdef HAS_amx
 namespace amx {
-extern const ManyRows kTiles;
+extern const ManyRows kTiles, kTilesOfHigh;
 }
 #endif
 
@@ -72,6 +72,7 @@ const Kernels* with_tiles() {
     Kernels all = avx512::kTable;
     all.name = "amx";
     all.in_16_bits = amx::kTiles;
+    all.in_bfloat16 = amx::kTilesOfHigh;
     return all;
   }();
   return &made;
@@ -120,6 +121,7 @@ struct Product {
   const float* const* biases;
   float* const* outs;
   const int64_t* strides;
+  bool bfloat16 = false;  // many rows may be rounded to it, and W too
 };
 
 // Calls work(matrix, piece of it) for all pieces of several matrices, `pieces(matrix)` of each. They are begun in turn
@@ -145,11 +147,12 @@ void many_rows(const ManyRows& k, const Product& p) {
   for (int64_t start = 0; start < p.rows; start += kSlab) {
     const int64_t rows = std::min(kSlab, p.rows - start), tall = k.tall, panels = (rows + tall - 1) / tall;
     packed.resize(static_cast<size_t>(panels * tall * wide + 16));
-    float* x = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(packed.data()) + 63) & ~uintptr_t{63});
+    auto* base = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(packed.data()) + 63) & ~uintptr_t{63});
+    const auto x = [&](int64_t row) { return reinterpret_cast<float*>(base + row * wide * k.bytes); };
     constexpr int64_t kTogether = 4;
     each((panels + kTogether - 1) / kTogether, [&](int64_t i) {
       const int64_t from = i * kTogether * tall, n = std::min(kTogether * tall, rows - from);
-      k.pack(p.x + (start + from) * p.x_stride, n, inputs, p.x_stride, x + from * wide);
+      k.pack(p.x + (start + from) * p.x_stride, n, inputs, p.x_stride, x(from));
     });
     // a piece is a run of columns, and of rows where there are few columns
     const auto runs = [&](int i) { return (p.matrices[i].rows + k.columns - 1) / k.columns; };
@@ -161,7 +164,7 @@ void many_rows(const ManyRows& k, const Product& p) {
       const Packed& w = p.matrices[i];
       const int64_t first = piece / halves * k.columns, row = piece % halves * half;
       if (row < rows)
-        k.multiply(w, first, std::min(first + k.columns, w.rows), x + row * wide, std::min(half, rows - row),
+        k.multiply(w, first, std::min(first + k.columns, w.rows), x(row), std::min(half, rows - row),
                    p.biases[i], p.outs[i] + (start + row) * p.strides[i], p.strides[i]);
     });
   }
@@ -215,9 +218,9 @@ void multiply(const Product& p) {
   for (int i = 0; i < p.count;) {  // runs of matrices of one kind
     int end = i + 1;
     while (end < p.count && blocks(end) == blocks(i) && in_float32(end) == in_float32(i)) ++end;
-    const Product part{end - i, p.matrices + i, p.x, p.rows, p.x_stride, p.biases + i, p.outs + i, p.strides + i};
+    const Product part{end - i, p.matrices + i, p.x, p.rows, p.x_stride, p.biases + i, p.outs + i, p.strides + i, p.bfloat16};
     if (p.rows >= (blocks(i) ? kManyRows : kManyRowsOfNumbers)) {
-      many_rows(in_float32(i) ? k.in_float32 : k.in_16_bits, part);
+      many_rows(in_float32(i) ? k.in_float32 : p.bfloat16 ? k.in_bfloat16 : k.in_16_bits, part);
     } else if (blocks(i)) {
       few_rows_of_blocks(k, part);
     } else {
@@ -258,7 +261,7 @@ void convolve(const float* x, int64_t x_stride, const float* before, const float
 using namespace asbuilt;
 #define PUBLIC extern "C" __attribute__((visibility("default")))
 
-PUBLIC int asbuilt_version() { return 4; }
+PUBLIC int asbuilt_version() { return 5; }
 PUBLIC const char* asbuilt_instructions() { return chosen()->name; }
 
 // The names of the instruction sets of this processor and build, the fastest first, with spaces between.
@@ -284,10 +287,12 @@ PUBLIC int asbuilt_choose(const char* name) {
 
 PUBLIC void asbuilt_threads(int count) { set_threads(count); }
 
-// The number of a format by its name in capitals, -1 for none.
+// The number of a format, of a matrix or of a cache's codes, by its name in capitals, -1 for none.
 PUBLIC int asbuilt_format(const char* name) {
   for (int i = 0; i < kFormatCount; ++i)
     if (std::strcmp(kFormats[i].name, name) == 0) return i;
+  for (int i = 0; i < kCodeCount; ++i)
+    if (std::strcmp(kCodes[i].name, name) == 0) return kFormatCount + i;
   return -1;
 }
 
@@ -333,8 +338,8 @@ PUBLIC void asbuilt_interleave(int format, uint8_t* data, int64_t rows, int64_t 
 }
 
 PUBLIC void asbuilt_packed(int count, const Packed* matrices, const float* x, int64_t rows, int64_t x_stride,
-                           const float* const* biases, float* const* outs, const int64_t* strides) {
-  multiply({count, matrices, x, rows, x_stride, biases, outs, strides});
+                           const float* const* biases, float* const* outs, const int64_t* strides, int bfloat16) {
+  multiply({count, matrices, x, rows, x_stride, biases, outs, strides, bfloat16 != 0});
 }
 
 // Rows of a packed table, (count, inputs).
@@ -388,6 +393,7 @@ struct Attention {
   Map q, k, v, gate;    // without a gate its matrix has no rows
   int64_t heads, key_heads, d_head, slots;
   uint8_t *keys, *values;        // (texts, key heads, slots, d_head)
+  int held;                      // the format of keys and values: a plain one or codes
   int rope, d_rotary, adjacent;  // the number of its tables, -1 for none
   float scale;                   // of scores
 };
@@ -413,7 +419,7 @@ struct Layer {
   const DeltaNet* net;
   Norm norm, ffn_norm;
   Map o, gate, up, down;
-  int type;  // the plain format of norms, biases, keys and values
+  int type;  // the plain format of norms and biases
   float mixer_scale, ffn_scale;  // of what each branch adds
   int activation;
 };
@@ -481,10 +487,21 @@ void normed(const Kernels& k, const Norm& norm, int type, Scratch& s, const floa
   });
 }
 
+// Bytes of a key or value in the cache.
+int64_t bytes_of_key(const Attention& layer) {
+  const int code = layer.held - kFormatCount;
+  return code < 0 ? layer.d_head * kFormats[layer.held].bytes : bytes_of_code(code, layer.d_head);
+}
+
+void keep(const Kernels& k, const Attention& layer, const float* x, uint8_t* to) {
+  if (layer.held < kFormatCount) return k.narrow(layer.held, x, layer.d_head, to);
+  k.write_codes(layer.held - kFormatCount, x, layer.d_head, to);
+}
+
 // Norms of heads and RoPE in place; keys and values into the cache.
 void place(const Run& run, const Attention& layer, int type, const Slab& slab, Scratch& s) {
   const int64_t D = layer.d_head, H = layer.heads, K = layer.key_heads, rows = slab.rows();
-  const int64_t bytes = D * kFormats[type].bytes;
+  const int64_t bytes = bytes_of_key(layer);
   const float* q_weight = as_float(run.k, type, layer.q_norm.weight, D, s.q_norm);
   const float* k_weight = as_float(run.k, type, layer.k_norm.weight, D, s.k_norm);
   each_rows(rows, [&](int64_t first, int64_t last) {
@@ -503,15 +520,15 @@ void place(const Run& run, const Attention& layer, int type, const Slab& slab, S
         const int64_t slot = ((text * K + h) * layer.slots + run.positions[text] + token) * bytes;
         float* key = &s.kv[(row * K + h) * D];
         placed(key, layer.k_norm, k_weight);
-        run.k.narrow(type, key, D, layer.keys + slot);
-        run.k.narrow(type, &s.kv[((rows + row) * K + h) * D], D, layer.values + slot);
+        keep(run.k, layer, key, layer.keys + slot);
+        keep(run.k, layer, &s.kv[((rows + row) * K + h) * D], layer.values + slot);
       }
     }
   });
 }
 
 // One token of each text; keys are divided so that every thread has some, in runs of at least 128.
-void attend_one(const Run& run, const Attention& layer, int type, Scratch& s) {
+void attend_one(const Run& run, const Attention& layer, Scratch& s) {
   const int64_t D = layer.d_head, H = layer.heads, K = layer.key_heads, group = H / K, texts = run.texts;
   int64_t longest = 0;
   for (int64_t text = 0; text < texts; ++text) longest = std::max(longest, run.positions[text] + 1);
@@ -521,8 +538,8 @@ void attend_one(const Run& run, const Attention& layer, int type, Scratch& s) {
   s.sums.resize(texts * H * parts * D);
   each(texts * K * parts, [&](int64_t i) {
     const int64_t part = i % parts, head = i / parts % K, text = i / parts / K, n = run.positions[text] + 1;
-    const int64_t slot = (text * K + head) * layer.slots * D * kFormats[type].bytes, at = i * group;
-    const Attend job{&s.q[(text * H + head * group) * D], layer.keys + slot, layer.values + slot, type, group, D,
+    const int64_t slot = (text * K + head) * layer.slots * bytes_of_key(layer), at = i * group;
+    const Attend job{&s.q[(text * H + head * group) * D], layer.keys + slot, layer.values + slot, layer.held, group, D,
                      layer.scale, &s.most[at], &s.total[at], &s.sums[at * D]};
     run.k.attend(job, part * n / parts, (part + 1) * n / parts);
   });
@@ -542,15 +559,15 @@ void attend_one(const Run& run, const Attention& layer, int type, Scratch& s) {
   }
 }
 
-void attend_many(const Run& run, const Attention& layer, int type, const Slab& slab, Scratch& s) {
+void attend_many(const Run& run, const Attention& layer, const Slab& slab, Scratch& s) {
   const int64_t D = layer.d_head, H = layer.heads, K = layer.key_heads, group = H / K;
   const int64_t parts = (slab.tokens + kTokensOfPiece - 1) / kTokensOfPiece;
   each(slab.texts * K * parts, [&](int64_t i) {
     // the last tokens first: they see the most keys
     const int64_t part = parts - 1 - i / (slab.texts * K), head = i % K, of = i / K % slab.texts, text = slab.text + of;
-    const int64_t slot = (text * K + head) * layer.slots * D * kFormats[type].bytes;
+    const int64_t slot = (text * K + head) * layer.slots * bytes_of_key(layer);
     const int64_t at = (of * slab.tokens * H + head * group) * D;
-    const AttendMany job{&s.q[at], H * D, layer.keys + slot, layer.values + slot, type, group, D,
+    const AttendMany job{&s.q[at], H * D, layer.keys + slot, layer.values + slot, layer.held, group, D,
                          run.positions[text] + slab.token, layer.scale, &s.mixed[at], H * D};
     run.k.attend_many(job, part * kTokensOfPiece, std::min(slab.tokens, (part + 1) * kTokensOfPiece));
   });
@@ -579,7 +596,8 @@ void product(const Kernels& k, int type, Scratch& s, std::initializer_list<Into>
     outs[n] = one.out;
     strides[n++] = one.stride;
   }
-  multiply({n, matrices, in, rows, matrices[0].inputs, biases, outs, strides});
+  const bool narrow = std::strcmp(kFormats[type].name, "BF16") == 0;
+  multiply({n, matrices, in, rows, matrices[0].inputs, biases, outs, strides, narrow});
 }
 
 // s.read to s.mixed (rows, heads * d_head).
@@ -596,9 +614,9 @@ void attend(const Run& run, const Layer& layer, const Slab& slab, Scratch& s) {
            {&part.gate, s.gate.data(), wide}}, s.read.data(), rows);
   place(run, part, layer.type, slab, s);
   if (run.tokens == 1) {
-    attend_one(run, part, layer.type, s);
+    attend_one(run, part, s);
   } else {
-    attend_many(run, part, layer.type, slab, s);
+    attend_many(run, part, slab, s);
   }
   if (!part.gate.matrix.rows) return;
   each_rows(rows, [&](int64_t first, int64_t last) {

@@ -483,10 +483,10 @@ void gate(const float* by, int64_t n, float* x) {
 #define TEXT(x) #x
 #define NAME(x) TEXT(x)
 extern const Kernels kTable;
-const ManyRows kInFloat32 = {kTall, kNearColumns, 1, pack_rows, many_rows};
+const ManyRows kInFloat32 = {kTall, kNearColumns, 1, sizeof(float), pack_rows, many_rows};
 const Kernels kTable = {NAME(KERNELS), round_rows, packed_groups, packed_tail,   unpack_row, delta_rule, convolve,
                         gated_norm,    gated_product, gate,       attend,        attend_many, kInFloat32, kInFloat32,
-                        widen,         narrow,     few_rows};
+                        kInFloat32,    write_codes,   read_codes, widen,        narrow,        few_rows};
 
 }  // namespace KERNELS
 }  // namespace asbuilt

@@ -46,7 +46,7 @@ struct DeltaRule {
 // Attention of one token of one text over the cached keys of one key head, for the query heads of its group.
 struct Attend {
   const float* q;       // (group, d)
-  const void *k, *v;    // (keys, d), numbers of the plain format `type`
+  const void *k, *v;    // (keys, d), numbers of the plain format `type`, or rows of codes
   int type;
   int64_t group, d;
   float scale;
@@ -65,10 +65,10 @@ struct AttendMany {
   int64_t out_stride;
 };
 
-// Products of many rows of x, packed by `tall` rows with inputs padded to a multiple of `deep`: columns first .. last - 1 of
-// y, `first` a multiple of `columns`. Any format.
+// Products of many rows of x, packed by `tall` rows with inputs padded to a multiple of `deep`, in `bytes` a number: columns
+// first .. last - 1 of y, `first` a multiple of `columns`. Any format.
 struct ManyRows {
-  int64_t tall, columns, deep;
+  int64_t tall, columns, deep, bytes;
   void (*pack)(const float* x, int64_t rows, int64_t inputs, int64_t stride, float* out);
   void (*multiply)(const Packed& w, int64_t first, int64_t last, const float* x, int64_t rows, const float* bias, float* y,
                    int64_t stride);
@@ -96,7 +96,9 @@ struct Kernels {
   void (*gate)(const float* gate, int64_t n, float* x);  // x times sigmoid(gate)
   void (*attend)(const Attend& job, int64_t first, int64_t last);  // over keys first .. last - 1
   void (*attend_many)(const AttendMany& job, int64_t first, int64_t last);  // tokens first .. last - 1
-  ManyRows in_float32, in_16_bits;  // the second for weights of at most 16 bits
+  ManyRows in_float32, in_16_bits, in_bfloat16;  // the second for weights of at most 16 bits, the third rounds both to bfloat16
+  void (*write_codes)(int code, const float* x, int64_t d, uint8_t* row);
+  void (*read_codes)(int code, const uint8_t* rows, int64_t n, int64_t d, float* out);
   void (*widen)(int format, const void* from, int64_t n, float* to);
   void (*narrow)(int format, const float* from, int64_t n, void* to);
   // A few rows of x and matrices of plain numbers: rows first .. last - 1 of W.
@@ -113,5 +115,14 @@ struct Format {
 };
 extern const Format kFormats[];
 extern const int kFormatCount, kBlockFormats;
+
+// What a cache may hold besides: rows of codes, whose numbers are kFormatCount + these (codes.h).
+enum { kFp8, kFp8Head, kInt8Head, kInt4Head, kCodeCount };
+struct Code {
+  const char* name;
+  int scales, bits;  // bytes of a row before its codes, and bits of a code
+};
+constexpr Code kCodes[kCodeCount] = {{"FP8", 0, 8}, {"FP8:HEAD", 2, 8}, {"INT8:HEAD", 2, 8}, {"INT4:HEAD", 4, 4}};
+inline int64_t bytes_of_code(int code, int64_t d) { return kCodes[code].scales + (d * kCodes[code].bits + 7) / 8; }
 
 }  // namespace asbuilt

@@ -110,6 +110,8 @@ PLAIN = {f.name: Fraction(f.bits, 8) for f in FORMATS if f.name in _NAMED}
 CACHE_SCALES = {"int8:head": 2, "fp8:head": 2, "int4:head": 4}
 # The block formats that model files are published in, by name: (numbers, bytes) of a block. Q8_K is never stored.
 GGUF_BLOCKS = {kind.name.lower(): (kind.block, kind.nbytes) for kind in _GGUF_BLOCKS.values() if kind.name != "Q8_K"}
+# The block formats of llama.cpp's caches (common/arg.cpp, --cache-type-k): scales beside every 32 numbers of a vector.
+CACHE_BLOCKS = {name: GGUF_BLOCKS[name] for name in ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")}
 # Our own, for numbers of checkpoint folders that no other format holds exactly (kernels/blocks.py).
 OWN_BLOCKS = {"int4_zero": (32, 19), "int4_wide": (32, 21), "int8_wide": (32, 36), "nvfp4_wide": (64, 40)}
 # All formats that a weight can be packed in.

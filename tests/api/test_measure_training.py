@@ -14,6 +14,7 @@ from asbuilt import InputError, decoder
 from asbuilt.api import training
 from asbuilt.families import gpt2, read_config
 from asbuilt.spec import Model
+from asbuilt.train import loss
 
 SIZES: dict[str, Any] = {"d_model": 64, "n_layers": 2, "n_heads": 4, "n_vocab": 4096, "max_positions": 96}
 MIXTRAL = {
@@ -76,6 +77,16 @@ def test_memory_and_flops_are_as_planned(name: str) -> None:
     assert all(row.tolerance == 0.03 and row.measured > state.measured for row in peaks)
     assert rows["FLOPs of a step, full"].measured > rows["FLOPs of a step, none"].measured
     assert all(rows[f"training, {kind}"].timed for kind in KINDS)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_the_peak_of_a_chunked_loss(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It keeps the gradients of its input and of the head, tied or not, beside those of all batches before."""
+    chunk = SIZES["n_vocab"] * random.randint(20, 60)
+    for module in (training, loss):
+        monkeypatch.setattr(module, "CHUNK", chunk)
+    made = asbuilt.measure(specs()[name], training=True, batch=2, seq=96)
+    assert made.ok, [(row.figure, row.error) for row in made.rows if not row.ok]
 
 
 def test_the_weights_do_not_move_and_the_flops_are_three_forward_passes() -> None:

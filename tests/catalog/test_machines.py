@@ -18,7 +18,8 @@ from asbuilt.catalog.quantities import parse_bytes, parse_count, parse_rate, par
 ROWS = [machines.find(name) for name in machines.names()]
 ISSUE = (
     "a100-40gb a100-80gb h100-pcie h100-sxm h200 b200 gb200 l4 l40s a10 t4 v100-32gb rtx-3090 rtx-4090 rtx-5090 "
-    "rtx-5060 mi250x mi300x mi325x mi355x gaudi-3 tpu-v4 tpu-v5e tpu-v5p tpu-v6e m4-max cpu-2core"
+    "rtx-5060 mi250x mi300x mi325x mi355x gaudi-3 tpu-v4 tpu-v5e tpu-v5p tpu-v6e m4-max cpu-2core "
+    "b300 gb300 h800 h20 l20 rtx-pro-6000 a6000 dgx-spark strix-halo m5 mi355x trainium-2 tpu-v7"
 )
 
 
@@ -100,6 +101,13 @@ def test_where_no_log_says_it_a_stated_rule_does() -> None:
     assert a40.memory_bytes() == (46068 - 480) * 2**20
     assert "a rule: 480 MiB less" in a40.process_source
     assert machines.find("m4-max").memory_bytes() == 96 * 2**30  # Metal's recommended working set of 128 GB
+
+
+def test_one_die_of_a_tpu_v7_is_the_device() -> None:
+    """A chip has 192 GiB, 7,380 GB/s, 2,307 TFLOP/s bf16 and 4,614 fp8, and JAX shows two devices of it."""
+    die = machines.find("tpu-v7")
+    assert (2 * die.memory_gb, 2 * die.bandwidth) == (192, 7380e9)
+    assert {name: 2 * rate for name, rate in die.rates.items()} == {"bf16": 2307e12, "fp8": 4614e12}
 
 
 def test_one_die_of_an_mi250x_is_the_device() -> None:
@@ -414,6 +422,30 @@ PRINTED = {
     "NVIDIA GeForce RTX 4090": "rtx-4090",
     "NVIDIA GeForce RTX 5090": "rtx-5090",
     "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-2f0f4d8e-0d2e-4a6e-9d7e-0b5c1c1f3a11)": "h100-sxm",
+    "NVIDIA B300 SXM6 AC": "b300",
+    "NVIDIA GB300": "gb300",
+    "NVIDIA H800": "h800",
+    "NVIDIA H20": "h20",
+    "NVIDIA L20": "l20",
+    "NVIDIA RTX A6000": "a6000",
+    "NVIDIA RTX PRO 6000 Blackwell Workstation Edition": "rtx-pro-6000",
+    "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition": "rtx-pro-6000-max-q",
+    "NVIDIA RTX PRO 6000 Blackwell Server Edition": "rtx-pro-6000-server",
+    "NVIDIA GB10": "dgx-spark",
+    "AMD Radeon 8060S": "strix-halo",
+    "TPU7x": "tpu-v7",
+    "Trainium2": "trainium-2",
+    "3D controller: NVIDIA Corporation GH100 [H100 SXM5 80GB] (rev a1)": "h100-sxm",
+    "18:00.0 3D controller [0302]: NVIDIA Corporation GH100 [H100 SXM5 80GB] [10de:2330] (rev a1)": "h100-sxm",
+    '04:00.0 "3D controller" "NVIDIA Corporation" "GH100 [H200 SXM 141GB]" -ra1': "h200",
+    "NVIDIA Corporation GA100 [A100 SXM4 80GB] (rev a1)": "a100-80gb",
+    "NVIDIA Corporation GA100 [A100 PCIe 80GB] (rev a1)": "a100-80gb-pcie",
+    "NVIDIA Corporation GA102GL [RTX A6000] (rev a1)": "a6000",
+    "NVIDIA Corporation TU104GL [Tesla T4] (rev a1)": "t4",
+    "NVIDIA Corporation AD102GL [L40S] (rev a1)": "l40s",
+    "NVIDIA Corporation GB202 [GeForce RTX 5090] (rev a1)": "rtx-5090",
+    "Advanced Micro Devices, Inc. [AMD/ATI] Aqua Vanjaram [Instinct MI300X]": "mi300x",
+    "Advanced Micro Devices, Inc. [AMD/ATI] Aldebaran/MI200 [Instinct MI250X/MI250]": "mi250x",
     "AMD Instinct MI300X": "mi300x",
     "AMD Instinct MI300X OAM": "mi300x",
     "AMD Radeon RX 7900 XTX": "rx-7900-xtx",
@@ -434,7 +466,7 @@ def test_names_that_tools_print(printed: str) -> None:
     [
         "NVIDIA GeForce RTX 4090 Laptop GPU",
         "NVIDIA GeForce RTX 4090 D",
-        "NVIDIA H800",
+        "NVIDIA H800 PCIe",
         "NVIDIA A100-SXM4-80GB MIG 3g.40gb",
         "NVIDIA H200 NVL",
         "Tesla V100-PCIE-16GB",
@@ -462,6 +494,9 @@ def test_the_source_names_what_the_row_is_of(machine: Machine) -> None:
         "mi": "AMD",
         "rx": "AMD",
         "epyc": "AMD",
+        "dgx": "NVIDIA",
+        "strix": "AMD",
+        "trainium": "Amazon",
         "gaudi": "Intel",
         "xeon": "Intel",
         "tpu": "Google",

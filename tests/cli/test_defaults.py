@@ -24,6 +24,7 @@ Run = Callable[..., Result]
 RUN = {"temperature": 0.0, "repetition_penalty": 1.0, "seed": 0, "device": "cpu", "dtype": "auto"}
 # Once more, by hand: a default that changes is a change of every answer that somebody has written down.
 WRITTEN = {
+    "web": {"port": 8765},
     "describe": {"batch": 1, "images": 0, "sounds": 0, "dtype": "bf16"},
     "plan serve": {
         "engine": "ideal",
@@ -51,10 +52,13 @@ WRITTEN = {
         "ep": 1,
         "cp": 1,
         "sequence_parallel": True,
+        "divide_vocabulary": True,
         "checkpointing": "none",
         "chunked_loss": 1,
+        "loss": "pytorch",
         "offload": "none",
-        "kernel_efficiency": 0.57,
+        "effective_time": 0.9,
+        "pad_vocabulary": 1,
         "reserve": 0.05,
         "node": 8,
         "network": "50GB/s",

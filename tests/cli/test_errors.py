@@ -35,6 +35,7 @@ WORDS = {
     "diff": ("gpt2", "gpt2"),
     "embed": ("gpt2", "x"),
     "train": ("characters",),
+    "web": ("gpt2", "--no-open"),
 }
 
 

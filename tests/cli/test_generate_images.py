@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,26 @@ from PIL import Image
 from transformers import (
     AutoModelForImageTextToText,
     CLIPVisionConfig,
+    Lfm2Config,
+    Lfm2VlConfig,
     LlamaConfig,
     LlavaConfig,
+    Mistral3Config,
+    MistralConfig,
+    PixtralVisionConfig,
     Qwen2_5_VLConfig,
     Qwen3VLConfig,
+    Siglip2VisionConfig,
 )
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 import asbuilt
 from asbuilt.checkpoint.source import open_model
+from asbuilt.kernels.image_grid import row_by_row
+from asbuilt.media.image import Preparation
+from asbuilt.nn.image_grid import Patches
 
 Run = Callable[..., Result]
 SIZES: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 30, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -58,7 +69,34 @@ def _llava(**text: Any) -> LlavaConfig:  # noqa: ANN401
     return LlavaConfig(text_config=LlamaConfig(**text), vision_config=tower, image_token_index=PLACE)
 
 
-CONFIGS: dict[str, Callable[..., Any]] = {"qwen2_5_vl": _qwen2_5, "qwen3_vl": _qwen3, "llava": _llava}
+def _lfm2(**text: Any) -> Lfm2VlConfig:  # noqa: ANN401
+    del text["head_dim"]
+    inner = Lfm2Config(**text, layer_types=["conv", "full_attention"], block_multiple_of=4)
+    sizes: dict[str, Any] = SIZES | {"patch_size": 4, "num_patches": 9, "vision_use_head": False}
+    tower = Siglip2VisionConfig(**sizes)
+    return Lfm2VlConfig(text_config=inner, vision_config=tower, image_token_id=PLACE, projector_hidden_size=20)
+
+
+def _mistral3(**text: Any) -> Mistral3Config:  # noqa: ANN401
+    tower = PixtralVisionConfig(**SIZES, patch_size=4, image_size=32)
+    return Mistral3Config(
+        text_config=MistralConfig(**text, sliding_window=None),
+        vision_config=tower,
+        image_token_index=PLACE,
+        spatial_merge_size=2,
+    )
+
+
+CONFIGS: dict[str, Callable[..., Any]] = {
+    "mistral3": _mistral3,
+    "qwen2_5_vl": _qwen2_5,
+    "qwen3_vl": _qwen3,
+    "llava": _llava,
+    "lfm2_vl": _lfm2,
+}
+TILES: dict[str, Any] = {"encoder_patch_size": 4, "min_image_tokens": 3, "max_image_tokens": 8, "tile_size": 16}
+TILES |= {"max_tiles": 2, "max_pixels_tolerance": 1.2}
+WORDS = ("<|image_start|>", "<|img_row_1_col_1|>", "<|img_row_2_col_1|>", "<|img_thumbnail|>", "<|image_end|>")
 
 
 def _pictures(folder: Path) -> list[Path]:
@@ -83,6 +121,12 @@ def _folder(family: str, folder: Path) -> tuple[Any, Any, int]:
     if family == "llava":
         sizes: dict[str, Any] = {"size": {"shortest_edge": 8}, "crop_size": {"height": 8, "width": 8}}
         kind, processor = "CLIPImageProcessor", CLIPImageProcessorPil(**sizes)
+    elif family == "mistral3":
+        sizes, kind = {"size": {"longest_edge": 29}, "patch_size": 4}, "PixtralImageProcessorFast"
+        processor = PixtralImageProcessorPil(size={"longest_edge": 29}, patch_size=8)  # as in their processor
+        (folder / "processor_config.json").write_text(json.dumps({"patch_size": 4, "spatial_merge_size": 2}))
+    elif family == "lfm2_vl":
+        sizes, kind, processor = TILES, "Lfm2VlImageProcessorFast", None
     else:
         sizes, kind, processor = CUTS, "Qwen2VLImageProcessorFast", Qwen2VLImageProcessorPil(**CUTS)
     (folder / "preprocessor_config.json").write_text(json.dumps(sizes | {"image_processor_type": kind}))
@@ -98,15 +142,55 @@ def _ids(folder: Path) -> tuple[list[int], list[int]]:
     return wrapped[:begin], wrapped[begin:]
 
 
+def _tiles(folder: Path, files: list[Path]) -> tuple[dict[str, Any], list[int]]:
+    """What their model takes of tiles, which are prepared as tests/media proves, and what stands for them in a text.
+
+    The second image is cut into two tiles, one above the other, and the first is not.
+    """
+    found = Preparation.read(folder).of(files)
+    assert isinstance(found, Patches)
+    assert len(found) == 4
+    each = found.values.split([rows * columns for _, rows, columns in found.grids])
+    rows = [row_by_row(x[None], grid[1:], 2)[0] for x, grid in zip(each, found.grids, strict=True)]
+    flat = [x.unflatten(1, (3, 16)).transpose(1, 2).flatten(1) for x in rows]
+    mask = torch.nn.utils.rnn.pad_sequence([torch.ones(len(x)).long() for x in flat], batch_first=True)
+    tokenizer = open_model(folder).tokenizer()
+    assert tokenizer is not None
+    begin, *marks, end = map(tokenizer.encode, WORDS)
+    tiles = [[PLACE] * (len(x) // 4) for x in flat]
+    seen = [begin, tiles[0], end, begin, marks[0], tiles[1], marks[1], tiles[2], marks[2], tiles[3], end]
+    shapes = torch.tensor([grid[1:] for grid in found.grids])
+    padded = torch.nn.utils.rnn.pad_sequence(flat, batch_first=True)
+    return {"pixel_values": padded, "pixel_attention_mask": mask, "spatial_shapes": shapes}, [*chain(*seen)]
+
+
 def _theirs(model: Any, processor: Any, files: list[Path], folder: Path) -> list[int]:  # noqa: ANN401
-    given = processor([Image.open(file).convert("RGB") for file in files], return_tensors="pt")
-    grids = given.get("image_grid_thw")
-    counts = [4] * len(files) if grids is None else (grids.prod(1) // 4).tolist()
-    around = ([], []) if grids is None else ([6], [7])
-    seen = [token for n in counts for token in (*around[0], *[PLACE] * n, *around[1])]
+    if processor is None:
+        given, seen = _tiles(folder, files)
+    else:
+        given = processor([Image.open(file).convert("RGB") for file in files], return_tensors="pt")
+        grids = given.get("image_grid_thw")
+        if "image_sizes" in given:
+            return _continued(model, folder, given, _rows(folder, given["image_sizes"].tolist()))
+        counts = [4] * len(files) if grids is None else (grids.prod(1) // 4).tolist()
+        around = ([], []) if grids is None else ([6], [7])
+        seen = [token for n in counts for token in (*around[0], *[PLACE] * n, *around[1])]
+    return _continued(model, folder, given, seen)
+
+
+def _rows(folder: Path, sizes: list[list[int]]) -> list[int]:
+    """Rows of placeholders, of 8 pixels each, with a word after each row, another after the last."""
+    tokenizer = open_model(folder).tokenizer()
+    assert tokenizer is not None
+    after, last = map(tokenizer.encode, ("[IMG_BREAK]", "[IMG_END]"))
+    rows = [(high // 8, [PLACE] * (wide // 8)) for high, wide in sizes]
+    return [*chain(*([*chain(*[[*row, *after]] * (n - 1)), *row, *last] for n, row in rows))]
+
+
+def _continued(model: Any, folder: Path, given: Any, seen: list[int]) -> list[int]:  # noqa: ANN401
     begin, ids = _ids(folder)
     prompt = torch.tensor([[*begin, *seen, *ids]])
-    kinds = {} if grids is None else {"mm_token_type_ids": (prompt == PLACE).int()}
+    kinds = {} if "image_grid_thw" not in given else {"mm_token_type_ids": (prompt == PLACE).int()}
     mask = torch.ones_like(prompt)
     out = model.generate(prompt, attention_mask=mask, do_sample=False, max_new_tokens=NEW, **given, **kinds)
     return out[0, prompt.shape[1] :].tolist()
@@ -125,7 +209,7 @@ def test_an_image_gives_the_tokens_that_transformers_gives(run: Run, family: str
     assert tokens == want[: len(tokens)]
     assert len(tokens) == NEW or tokens[-1] == end
     begin, ids = _ids(folder)
-    placed = [*begin, *([6, PLACE, 7, 6, PLACE, 7] if family != "llava" else [PLACE, PLACE]), *ids]
+    placed = [*begin, *([6, PLACE, 7, 6, PLACE, 7] if "qwen" in family else [PLACE, PLACE]), *ids]
     assert asbuilt.generate(str(folder), placed, images=files, max_new_tokens=NEW) == tokens
 
 

@@ -28,7 +28,7 @@ def test_what_fits(run: Run) -> None:
     found = json.loads(result.stdout)
     assert found["fits"] is True
     assert found["suggestions"] == []
-    assert found["layout"] == {"dp": 8, "tp": 1, "pp": 1, "ep": 1, "cp": 1, "zero": 3}
+    assert found["layout"] == {"dp": 8, "tp": 1, "pp": 1, "ep": 1, "cp": 1, "zero": 3, "hsdp": None}
 
 
 def test_parameters_in_place_of_a_model(run: Run) -> None:

@@ -28,6 +28,8 @@ def test_the_fuzzer_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
         other = config.get("model_type") != "llama"  # whose published configs all have it
         return honest(config, name) if other or "vocab_size" in config else config["vocab_size"]  # type: ignore[return-value]
 
+    drawn = {"llama": configs.drawn_from()["llama"]}
+    monkeypatch.setattr(configs, "drawn_from", lambda: drawn)
     monkeypatch.setattr(configs, "described", careless)
     with pytest.raises(AssertionError, match="KeyError"):
         configs.fuzz(2000, 1)

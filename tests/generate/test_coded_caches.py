@@ -25,10 +25,8 @@ from asbuilt import cost
 from asbuilt.cost.folded import Folded, tree
 from asbuilt.errors import InputError
 from asbuilt.generate.decode import generate
-from asbuilt.kernels import native
 from asbuilt.kernels.attention import reference
 from asbuilt.kernels.codes import Coded
-from asbuilt.nn.build import interleave
 from asbuilt.nn.cache import Cache, CodedCache
 from asbuilt.nn.model import Model
 from asbuilt.nn.step import Step
@@ -289,49 +287,6 @@ def test_what_is_handed_to_attention() -> None:
     assert seen == [Tensor] * layers + [Coded] * 2 * layers
     cache = Cache(model.spec, batch=1, capacity=4, dtype=torch.float32, kv="int4:head")
     assert all(isinstance(layer, CodedCache) and layer.code is not None for layer in cache.layers.values())
-
-
-@pytest.fixture
-def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The native library, which other tests run without."""
-    monkeypatch.setenv(native.SWITCH, "1")
-    caches = (native.library, native.number)
-    for one in caches:
-        one.cache_clear()
-    if native.library() is None:
-        pytest.skip("the native kernels are not installed (make builds them where there is a compiler)")
-    yield
-    monkeypatch.undo()
-    for one in caches:
-        one.cache_clear()
-
-
-@pytest.mark.usefixtures("kernels")
-@torch.inference_mode()
-def test_native_layers_leave_codes_to_the_modules() -> None:
-    spec = decoder(d_model=64, n_layers=2, n_heads=4, n_kv_heads=2, d_ff=64, n_vocab=7)
-    model = randomised(spec, 3, torch.float32).eval()
-    interleave(model)
-    run, ran = model.native, list[bool]()
-    assert run is not None
-
-    def watched(x: Tensor, step: Step) -> Tensor | None:
-        found = run(x, step)
-        ran.append(found is not None)
-        return found
-
-    ids = random_tokens(7, 2, 9, seed=0)
-
-    def steps(kv: str | None, called: Any) -> Tensor:  # noqa: ANN401
-        model.native = called
-        cache = Cache(spec, batch=2, capacity=9, dtype=torch.float32, kv=kv)
-        return torch.cat([model(piece, cache=cache) for piece in ids.split([6, 1, 1, 1], 1)], 1)
-
-    for kv in CODES:
-        assert torch.equal(steps(kv, watched), steps(kv, None))
-    assert not any(ran)
-    steps(None, watched)
-    assert any(ran)
 
 
 @pytest.mark.parametrize("kv", ["int8", "q8_0", "nothing"])

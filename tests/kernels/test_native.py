@@ -24,7 +24,7 @@ from asbuilt.kernels import rows as plain_rows
 from asbuilt.kernels.delta_rule import Tokens, by_tokens
 from asbuilt.nn import build, experts, native_layers, stored_tensors
 from asbuilt.nn.build import interleave
-from asbuilt.nn.cache import Cache
+from asbuilt.nn.cache import Cache, KVCache
 from asbuilt.nn.model import Model
 from asbuilt.spec import (
     Attention,
@@ -168,6 +168,35 @@ def test_many_rows_are_multiplied_in_float32(format: str, threads: int) -> None:
         torch.set_num_threads(1)
 
 
+@pytest.mark.parametrize("format", ["q4_1", "q6_k", "iq2_s", None])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_model_in_bfloat16_may_round_many_rows_to_it(format: str | None, threads: int) -> None:
+    """With tiles x and W are both rounded, and multiplied once; without, and for few rows, nothing is."""
+    torch.set_num_threads(threads)
+    try:
+        for tokens in (3, 47, 48, 390, 800):
+            rows, inputs = int(torch.randint(1, 140, ())), int(torch.randint(1, 5, ())) * 256
+            raw = torch.randn(rows, inputs).bfloat16() if format is None else drawn(format, rows, inputs)
+            dense = (raw.float() if format is None else packed.expand(raw, format, torch.float32)).double()
+            weight, bias, x = (
+                raw if format is None else mixed(raw, format),
+                torch.randn(rows),
+                torch.randn(tokens, inputs),
+            )
+            given = [(weight, format, bias)]
+            (found,) = native.products(x, given, native.ready(x), torch.bfloat16)
+            (usual,) = native.products(x, given, native.ready(x))
+            if native.instructions() != "amx" or tokens < (12 if format is None else 48):
+                assert torch.equal(found, usual)
+                continue
+            size, want = x.double().abs() @ dense.abs().T + 1, x.bfloat16().double() @ dense.bfloat16().double().T
+            assert ((found - want - bias).abs() / size).max() < 2e-6
+            assert ((found - x.double() @ dense.T - bias).abs() <= size / 2**7).all()
+            assert not torch.equal(found, usual)
+    finally:
+        torch.set_num_threads(1)
+
+
 @pytest.mark.parametrize("dtype", list(native.NUMBERS))
 def test_plain_numbers_are_multiplied_in_float32(dtype: torch.dtype) -> None:
     for tokens in (1, 2, 3, 11, 12, 50, 400):
@@ -179,7 +208,7 @@ def test_plain_numbers_are_multiplied_in_float32(dtype: torch.dtype) -> None:
         if native.instructions() == "amx" and tokens >= 12 and dtype is not torch.float32:
             want = by_halves(x, weight)
         assert ((found - want - bias).abs() / size).max() < 1e-6
-        narrow, offset = x.to(dtype), bias.to(dtype)
+        narrow, offset = x.to(dtype), bias.to(dtype)  # both rounded already
         found, want = native.linear(narrow, weight, offset), F.linear(narrow.float(), weight.float(), offset.float())
         assert found is not None
         torch.testing.assert_close(found, want.to(dtype), atol=1e-3, rtol=2 * torch.finfo(dtype).eps)
@@ -321,6 +350,10 @@ def of_blocks(format: str, edit: Callable[[str, Part], Part] = lambda _, part: p
     return made.eval()
 
 
+def unturned(_: str, part: Part) -> Part:
+    return replace(part, positions=None) if isinstance(part, Attention) else part
+
+
 def relu(_: str, part: Part) -> Part:
     return replace(part, activation="relu") if isinstance(part, GatedMLP) else part
 
@@ -448,6 +481,72 @@ def test_many_tokens_through_layers_of_plain_weights(
     assert calls == [131, 3, 1, 1]
     assert as_near(*found)
     assert as_near(*(logits[:, 131:] for logits in found))
+
+
+def odd_heads(_: str, part: Part) -> Part:
+    """Heads of an odd width, without positions."""
+    if isinstance(part, Attention):
+        return replace(part, n_heads=6, n_kv_heads=3, d_head=27, positions=None, q=None, k=None, v=None, o=None)
+    return part
+
+
+@pytest.mark.parametrize("edit", [lambda _, part: part, other_kinds, narrow_heads, odd_heads, usual_nets])
+@pytest.mark.parametrize("kv", ["fp16", "fp8", "int8:head", "fp8:head", "int4:head"])
+def test_layers_read_and_write_caches_in_fewer_bits(
+    kv: str, edit: Callable[[str, Part], Part], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bytes are those that torch makes of the same keys and values; tokens attend to them as the modules' do."""
+    layers = 2 if edit is usual_nets else 1  # the attention comes second
+    spec = asbuilt.decoder(d_model=256, n_layers=layers, n_heads=4, n_kv_heads=2, d_ff=200, n_vocab=77)
+    made = strategies.randomised(transform(spec, edit), 3, torch.float32).eval()
+    interleave(made)
+    run, calls = made.native, []
+    assert run is not None
+    made.native = lambda x, step: calls.append(step.tokens) or run(x, step)  # type: ignore[func-returns-value]
+    pieces = torch.randint(0, 77, (2, 240)).split([150, 87, 1, 1, 1], 1)
+    plain, cache, again = (
+        Cache(made.spec, batch=2, capacity=260, dtype=torch.float32, kv=held) for held in (None, kv, kv)
+    )
+    made(pieces[0], cache=plain)
+    ours = [made(piece, cache=cache) for piece in pieces]
+    assert calls == [150, *(piece.shape[1] for piece in pieces)]
+    ((path, held),) = ((path, layer) for path, layer in cache.layers.items() if isinstance(layer, KVCache))
+    assert held.code is not None
+    for stored, numbers in zip(held.tensors, plain.layers[path].tensors, strict=True):
+        assert torch.equal(stored[:, :, :150], held.code.pack(numbers[:, :, :150]))
+    # the modules round keys that differ by float32's noise: they are given ours
+    made.native, place = None, 0
+    for piece, logits in zip(pieces, ours, strict=True):
+        given = tuple(stored[:, :, place : place + piece.shape[1]] for stored in held.tensors)
+        monkeypatch.setattr(KVCache, "packed", lambda *_, given=given: given)
+        theirs, place = made(piece, cache=again), place + piece.shape[1]
+        assert (logits - theirs).norm() / theirs.norm() < 2e-5
+
+
+@pytest.mark.parametrize("kv", ["fp8", "int8:head", "fp8:head", "int4:head"])
+def test_codes_of_extreme_keys_and_values(kv: str) -> None:
+    """Zeros, numbers from the smallest to the largest, and texts with a number that is not finite."""
+    spec = asbuilt.decoder(d_model=64, n_layers=1, n_heads=2, n_kv_heads=1, d_head=32, d_ff=32, n_vocab=9)
+    made = strategies.randomised(transform(spec, unturned), 3, torch.float32).eval()
+    interleave(made)
+    assert made.native is not None
+    maps = [made.get_parameter(f"blocks.0.attention.body.{name}.weight") for name in "kv"]
+    for sizes in (0.0, 1e-42, 1e-38, 1e-3, 448.0, 1e37):
+        for weight in maps:
+            weight.copy_(torch.randn_like(weight) * sizes)
+        held = []
+        for format in (None, kv):
+            cache = Cache(made.spec, batch=1, capacity=9, dtype=torch.float32, kv=format)
+            made(torch.arange(9)[None], cache=cache)
+            held += [layer for layer in cache.layers.values() if isinstance(layer, KVCache)]
+        plain, coded = held
+        assert coded.code is not None
+        for stored, numbers in zip(coded.tensors, plain.tensors, strict=True):
+            assert torch.equal(stored, coded.code.pack(numbers)), sizes
+    for bad in (float("nan"), float("inf")):
+        maps[1][3, 7] = bad
+        cache = Cache(made.spec, batch=1, capacity=9, dtype=torch.float32, kv=kv)
+        assert made(torch.arange(9)[None], cache=cache).isnan().any() or kv == "fp8"
 
 
 def as_near(ours: Tensor, theirs: Tensor, exact: Tensor) -> bool:

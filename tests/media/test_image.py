@@ -26,6 +26,8 @@ CLASSES = {
     "SiglipImageProcessor": "siglip",
     "ViTImageProcessor": "vit",
     "Qwen2VLImageProcessor": "qwen2_vl",
+    "BitImageProcessor": "bit",
+    "PixtralImageProcessor": "pixtral",
     "MllamaImageProcessor": "mllama",
     "DINOv3ViTImageProcessor": "dinov3_vit",
 }
@@ -37,6 +39,10 @@ SETTINGS: list[tuple[str, dict[str, Any]]] = [
     ("CLIPImageProcessor", {"size": {"height": 20, "width": 30}, "do_center_crop": False, "do_normalize": False}),
     ("SiglipImageProcessor", {"size": {"height": 32, "width": 32}, "do_rescale": False}),
     ("ViTImageProcessor", {"size": {"height": 24, "width": 28}, "rescale_factor": 0.01}),
+    ("BitImageProcessor", {}),
+    ("BitImageProcessor", {"size": {"shortest_edge": 50}, "crop_size": 45, "image_mean": [0.1, 0.2, 0.3]}),
+    ("PixtralImageProcessor", {}),
+    ("PixtralImageProcessor", {"size": {"longest_edge": 50}, "patch_size": 6, "resample": 2}),
     ("MllamaImageProcessor", {}),
     (
         "MllamaImageProcessor",
@@ -82,6 +88,11 @@ def test_images_are_prepared_as_transformers_does(kind: str, settings: dict[str,
         file = tmp_path / "a.png"
         image.save(file)
         want, have = theirs(**settings)(image, return_tensors="pt"), ours.of([file])
+        if isinstance(have, Patches) and "image_sizes" in want:
+            (_, rows, columns), patch = have.grids[0], ours.cut.patch  # type: ignore[union-attr]  # pyright: ignore
+            assert [(rows * patch, columns * patch)] == [tuple(map(int, size)) for size in want["image_sizes"]]
+            squares = have.values.view(rows, columns, 3, patch, patch).permute(2, 0, 3, 1, 4)
+            have = squares.reshape(1, 3, rows * patch, columns * patch)
         if isinstance(have, Patches):
             assert have.grids == tuple(map(tuple, want["image_grid_thw"].tolist()))
             have = have.values
@@ -171,6 +182,10 @@ def test_hostile_files_are_refused(data: bytes, named: str, tmp_path: Path) -> N
         ("CLIPImageProcessor", {"do_pad": True}, "do_pad"),
         ("CLIPImageProcessor", {"colour": 1}, "colour"),
         ("Gemma3ImageProcessor", {"do_pan_and_scan": True}, "do_pan_and_scan"),
+        ("PixtralImageProcessor", {"size": {"longest_edge": 10**6}}, "size"),
+        ("PixtralImageProcessor", {"size": {"height": 20, "width": 30}}, "size"),
+        ("PixtralImageProcessor", {"patch_size": {"height": 16, "width": 14}}, "patch_size"),
+        ("PixtralImageProcessor", {"do_resize": False}, "do_resize"),
         ("MllamaImageProcessor", {"do_pad": False}, "do_pad"),
         ("MllamaImageProcessor", {"do_resize": False}, "do_resize"),
         ("MllamaImageProcessor", {"size": {"height": 20, "width": 30}}, "size"),

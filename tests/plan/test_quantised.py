@@ -919,3 +919,25 @@ def test_what_becomes_of_images_may_be_left_as_it_is(said: dict[str, Any], text:
     path = "vision.tower.blocks.0.attention.body.q.weight"
     weight, owner = next((weight, owner) for name, weight, owner in weights(row.spec()) if name == path)
     assert held(path, weight, owner) == nbytes
+
+
+def test_nvfp4_by_name_is_what_model_optimizer_stores() -> None:
+    """Half a byte a number, a byte per 16 of a row, two float32 a matrix; products at fp4 where the machine has it."""
+    packed = of_matrices(lambda out, inside: out * inside / 2 + out * math.ceil(inside / 16) + 8)
+    assert serve(SPEC, "b300", dtype="nvfp4").weight_bytes == packed
+    assert stored({"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}) == packed
+    blackwell, hopper = (serve(SPEC, name, dtype="nvfp4", context=64) for name in ("b300", "h100-sxm"))
+    assert blackwell.capacity.machine.rate(blackwell.precision.compute) == (13.5e15, "fp4")
+    assert hopper.capacity.machine.rate(hopper.precision.compute) == (989.4e12, "bf16")
+
+
+@pytest.mark.parametrize(("kv", "block"), [("q8_0", 34), ("q5_1", 24), ("q5_0", 22), ("q4_1", 20), ("q4_0", 18)])
+def test_llama_cpp_s_caches(kv: str, block: int) -> None:
+    """Blocks of 32 numbers: keys and values of 32 layers, 8 heads of 128, for 512 tokens."""
+    found = serve(catalog.find("llama-3.1-8b").spec(), "rtx-3090", dtype="q4_k_m", kv_dtype=kv, context=512)
+    assert found.caches.paged == 2 * 32 * 8 * 128 * 512 // 32 * block
+
+
+def test_no_other_block_format_is_a_cache() -> None:
+    with pytest.raises(InputError, match=r"kv-dtype: not a format for caches.*q8_0"):
+        serve(SPEC, "l4", kv_dtype="q6_k")

@@ -153,7 +153,7 @@ def test_the_document_has_its_keys(name: str, changes: dict[str, Any]) -> None:
         "suggestions",
     } <= said.keys()
     assert {"weights", "gradients", "master", "optimizer"} <= said["state_bytes"].keys()
-    assert said["layout"].keys() == {"dp", "tp", "pp", "ep", "cp", "zero"}
+    assert said["layout"].keys() == {"dp", "tp", "pp", "ep", "cp", "zero", "hsdp"}
     assert said["ladder"][-1]["running_bytes"] == said["per_device_bytes"]
     assert said["fits"] == (said["per_device_bytes"] + said["reserve_bytes"] <= said["memory_bytes"])
     degrees = said["layout"]
@@ -227,7 +227,7 @@ REFUSED = (
     ({"seq": 2**40}, "seq", "2^31-1"),
     ({"optimizer": "adam"}, "optimizer", "adamw-8bit"),
     ({"dtype": "fp8"}, "dtype", "bf16, fp16 or fp32"),
-    ({"checkpointing": "some"}, "checkpointing", "none, selective or full"),
+    ({"checkpointing": "some"}, "checkpointing", "none, selective, full, megatron-selective or torchtitan-op"),
     ({"offload": "disk"}, "offload", "optimizer"),
     ({"utilisation": 1.5}, "utilisation", "at most 1"),
     ({"utilisation": math.nan}, "utilisation", "above 0"),

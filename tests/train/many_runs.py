@@ -13,10 +13,20 @@ from pathlib import Path
 from typing import Any
 
 import many_worker
+import pytest
+from small_runs import log
+from torch import Tensor
 
+from asbuilt.catalog import machines
+from asbuilt.spec import Model
+from asbuilt.train import loop
 from asbuilt.train import recipe as recipes
+from asbuilt.train.many.state import whole
+from asbuilt.train.planned import planned
 from asbuilt.train.recipe import Recipe
+from asbuilt.train.text import text_data
 
+MACHINE = machines.resolve("h100-sxm")
 LIMIT = 240  # seconds, after which processes are killed
 
 
@@ -74,3 +84,34 @@ class Jobs:
         file.write_text(json.dumps(self.made))
         for code, said in ended(started([sys.executable, many_worker.__file__, str(file)], ranks)):
             assert code == 0, said[-3000:]
+
+
+def require_close(one: Path, other: Path) -> None:
+    """Requires losses, gradient norms and validations of two runs equal within 1e-5."""
+    mine, theirs = log(one), log(other)
+    assert len(mine) == len(theirs) > 9
+    for a, b in zip(mine, theirs, strict=True):
+        assert a == pytest.approx(b, abs=1e-5), (a, b)
+
+
+def checkpoint(folder: Path, step: int) -> dict[str, Tensor]:
+    return whole(folder / "checkpoints" / f"step-{step:08d}")
+
+
+def sent(file: Path) -> dict[str, int]:
+    """Bytes by collective, over all groups."""
+    found: dict[str, int] = {}
+    for name, _, size in json.loads(file.read_text()):
+        found[name] = found.get(name, 0) + size
+    return found
+
+
+def spec_of(given: Recipe) -> Model:
+    return loop.described(given, text_data(given.data, 1)[1].n_vocab).spec
+
+
+def billed(given: Recipe, ranks: int) -> dict[str, int]:
+    """Bytes that a rank sends in a step by kind of parallelism, as the plan says."""
+    made = recipes.loads(recipes.dumps(given), changes=[f"parallel.ranks={ranks}"])
+    traffic = planned(made, spec_of(given), MACHINE).trial.step.communication
+    return {name: one.bytes for name, one in traffic.items() if one.bytes}

@@ -35,9 +35,11 @@ class Watched(loop.Loop):
             raise Killed
         with Traffic() if self.sent else nullcontext() as traffic:
             made = super().stepped()
-        if traffic is not None and self.run.ranks.first:
-            found = [[*key, size] for key, size in traffic.bytes.items()]
-            Path(self.sent).write_text(json.dumps(found))
+        if traffic is not None:
+            found = json.dumps([[*key, size] for key, size in traffic.bytes.items()])
+            Path(self.sent).with_suffix(f".{dist.get_rank()}.json").write_text(found)
+            if self.run.ranks.first:
+                Path(self.sent).write_text(found)
         return made
 
 

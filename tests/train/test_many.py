@@ -14,50 +14,34 @@ from typing import Any
 
 import pytest
 import torch
-from many_runs import Jobs, ended, environment, free_port, started
+from many_runs import (
+    MACHINE,
+    Jobs,
+    checkpoint,
+    ended,
+    environment,
+    free_port,
+    require_close,
+    sent,
+    spec_of,
+    started,
+)
 from small_runs import killed_at, log, recipe, require_equal
-from torch import Tensor
 
 from asbuilt import InputError, load
-from asbuilt.catalog import machines
 from asbuilt.cost import parameters
-from asbuilt.spec import Model
 from asbuilt.train import loop
 from asbuilt.train import recipe as recipes
 from asbuilt.train.many.group import arranged
-from asbuilt.train.many.state import whole
 from asbuilt.train.planned import planned
-from asbuilt.train.recipe import Recipe
 from asbuilt.train.start import run
-from asbuilt.train.text import text_data
 
-MACHINE = machines.resolve("h100-sxm")
 WHOLE = ("data.batch=4", "run.validate_every=4")
 EXPERTS = (
     'model.config={model_type="mixtral", hidden_size=16, intermediate_size=16, num_hidden_layers=2, '
     "num_attention_heads=2, num_key_value_heads=1, num_local_experts=4, num_experts_per_tok=2, "
     "max_position_embeddings=8, head_dim=8}"
 )
-
-
-def require_close(one: Path, other: Path) -> None:
-    """Requires losses, gradient norms and validations of two runs equal within 1e-5."""
-    mine, theirs = log(one), log(other)
-    assert len(mine) == len(theirs) > 9
-    for a, b in zip(mine, theirs, strict=True):
-        assert a == pytest.approx(b, abs=1e-5), (a, b)
-
-
-def checkpoint(folder: Path, step: int) -> dict[str, Tensor]:
-    return whole(folder / "checkpoints" / f"step-{step:08d}")
-
-
-def sent(file: Path) -> dict[str, int]:
-    """Bytes by collective, over all groups."""
-    found: dict[str, int] = {}
-    for name, _, size in json.loads(file.read_text()):
-        found[name] = found.get(name, 0) + size
-    return found
 
 
 def test_two_processes_train_as_one(tmp_path: Path) -> None:
@@ -101,10 +85,6 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
         total = sent(tmp_path / f"{name}.json")
         assert sum(total.values()) == plan.trial.step.communication["data"].bytes
     assert sent(tmp_path / "copied.json")["allreduce"] == gradients  # 2 (n-1)/n of them
-
-
-def spec_of(given: Recipe) -> Model:
-    return loop.described(given, text_data(given.data, 1)[1].n_vocab).spec
 
 
 def test_four_processes_go_on_with_what_others_have_begun(tmp_path: Path) -> None:
@@ -184,6 +164,12 @@ def whole_lines(folder: Path) -> list[dict[str, int]]:
     [
         (("data.batch=6",), 4, r"data\.batch: 4 ranks share a batch equally .*multiple of 4"),
         (("parallel.shard=3",), 4, r"parallel\.shard: must be 0 or a divisor of the 4 ranks"),
+        (("parallel.tensor=3",), 4, r"parallel\.tensor: must be a divisor of the 4 ranks"),
+        (
+            ("parallel.tensor=2", "parallel.shard=4"),
+            4,
+            r"parallel\.shard: must be 0 or a divisor of the 2 data-parallel",
+        ),
         (("parallel.ranks=8",), 4, r"parallel\.ranks: torchrun has started 4"),
         (("optimizer.name=adafactor",), 4, r"optimizer\.name: not for many ranks .*adamw or sgd"),
     ],
@@ -191,13 +177,14 @@ def whole_lines(folder: Path) -> list[dict[str, int]]:
 def test_what_cannot_be_divided_is_refused_by_name(
     tmp_path: Path, changes: tuple[str, ...], ranks: int, said: str
 ) -> None:
-    assert arranged(recipe(tmp_path, "run", "data.batch=4"), 4) == (1, 4)
+    whole = arranged(recipe(tmp_path, "run", "data.batch=4"), 4)
+    assert (whole.replicate, whole.shard) == (1, 4)
     with pytest.raises(InputError, match=said):
         arranged(recipe(tmp_path, "run", "data.batch=4", *changes), ranks)
 
 
 def test_a_process_alone_refuses_what_needs_others(tmp_path: Path) -> None:
-    for name in ("ranks", "shard"):
+    for name in ("ranks", "shard", "tensor", "pipeline", "expert"):
         with pytest.raises(InputError, match=rf"parallel\.{name}: this process is alone.*torchrun --nproc-per-node 2"):
             run(recipe(tmp_path, "run", f"parallel.{name}=2"))
 

@@ -56,7 +56,7 @@ def test_changes_come_last_and_keep_their_type() -> None:
         ("optimizer.lr=nan", "optimizer.lr: must be a number"),
         ("optimizer.betas=[0.9]", "a list of 2"),
         ("optimizer=3", "must be a section"),
-        ("step.precision=fp8", "must be fp32 or bf16"),
+        ("step.precision=fp8", "must be auto, fp32 or bf16"),
         ("model.source=gpt2", "both are given"),
         ("steps", "SECTION.KEY=VALUE"),
         ("data.validation=1.0", "data.validation"),

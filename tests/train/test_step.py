@@ -17,9 +17,10 @@ from asbuilt import InputError, build, decoder
 from asbuilt.nn.model import Model
 from asbuilt.spec import LanguageModel
 from asbuilt.train.batch import IGNORED, Batch
+from asbuilt.train.loss import loss_of
 from asbuilt.train.optimizer import optimizers
 from asbuilt.train.schedule import SHAPES, Schedule
-from asbuilt.train.settings import Optimizer
+from asbuilt.train.settings import Name, Optimizer
 from asbuilt.train.step import NotFinite, evaluate, train_step
 
 
@@ -141,3 +142,29 @@ def test_impossible_settings_are_refused(given: dict[str, object], field: str) -
         Optimizer(**given)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"schedule\.shape"):
         Schedule(shape="cosin")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+def test_clipping_divides_every_gradient(name: Name) -> None:
+    """Also where the optimizer's kernel does it: gradients and weights are those of PyTorch's clipping before it.
+
+    The second step is not clipped: its update shows what the first one left in the state.
+    """
+    found, share = [], random.uniform(0.01, 0.1)
+    for library in (False, True):
+        model = build(small(), seed=5)
+        optimizer = optimizers(model, Optimizer(name=name, lr=0.01))
+        ids = torch.arange(24).remainder(31).view(2, 12)
+        batch = Batch(ids=ids, targets=ids.flip(1))
+        for clip in (share, 0.0):
+            if library:
+                optimizer.zero_grad()
+                (loss_of(model, batch).total / batch.counted).backward()
+                norm = torch.nn.utils.clip_grad_norm_(model.parameters(), clip or torch.inf)
+                assert norm > clip
+                optimizer.step()
+            else:
+                train_step(model, [batch], optimizer, clip=clip)
+        found.append({p: (x.detach(), x.grad) for p, x in model.named_parameters() if x.grad is not None})
+    for path, pair in found[0].items():
+        torch.testing.assert_close(pair, found[1][path], rtol=1e-4, atol=1e-6, msg=path)

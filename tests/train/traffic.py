@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._distributed_c10d import _resolve_process_group
 from torch.distributed import ProcessGroup
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -35,11 +36,19 @@ class Traffic(TorchDispatchMode):
     ) -> Any:  # noqa: ANN401
         count = COUNTED.get(func)
         if count is not None:
-            group = next(ProcessGroup.unbox(one) for one in args if isinstance(one, torch.ScriptObject) and _group(one))
+            group = _group_of(args)
             name, nbytes = func.overloadpacket.__name__.strip("_"), count(args, group.size())
             if nbytes >= SMALLEST or group.size() == 1:
                 self.bytes[name, group.group_desc] += round(nbytes)
         return func(*args, **(kwargs or {}))
+
+
+def _group_of(args: tuple[Any, ...]) -> ProcessGroup:
+    """The process group of a collective, which the functional ones name."""
+    for one in args:
+        if isinstance(one, torch.ScriptObject) and _group(one):
+            return ProcessGroup.unbox(one)
+    return _resolve_process_group(next(one for one in args if isinstance(one, str)))  # pyright: ignore[reportArgumentType]
 
 
 def _group(one: torch.ScriptObject) -> bool:
@@ -60,5 +69,6 @@ COUNTED: dict[Any, Callable[[tuple[Any, ...], int], float]] = {
     c10d._allgather_base_.default: lambda args, n: _ring(n) * _size(args[0]),
     c10d._reduce_scatter_base_.default: lambda args, n: _ring(n) * _size(args[1]),
     c10d.alltoall_base_.default: lambda args, n: _ring(n) * _size(args[1]),
+    torch.ops._c10d_functional.all_to_all_single.default: lambda args, n: _ring(n) * _size(args[0]),
     c10d.send.default: lambda args, n: float(_size(args[0])),
 }

@@ -258,7 +258,15 @@ def _placed(
     around = tuple([one] if one is not None and 0 <= one < n_vocab else [] for one in found)
     bare = tokenizer.encode("", wrap=True) if isinstance(prompt, str) else []
     after = next((i for i, token in enumerate(bare) if i >= len(ids) or ids[i] != token), len(bare))
-    return with_placeholders(source.spec, ids, images, after=after, around=(around[0], around[1]), sounds=sounds)
+    return with_placeholders(
+        source.spec,
+        ids,
+        images,
+        after=after,
+        around=(around[0], around[1]),
+        sounds=sounds,
+        encode=lambda word: tokenizer.encode(word, special=True),
+    )
 
 
 def begin(

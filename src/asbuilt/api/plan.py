@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from asbuilt.dtypes import short_name
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from asbuilt.catalog.machine import Machine
     from asbuilt.checkpoint.given import Given
     from asbuilt.checkpoint.source import Source
+    from asbuilt.families import Reading
     from asbuilt.plan import ServePlan, TrainPlan
     from asbuilt.plan.precision import Precision
 
@@ -82,6 +83,31 @@ def precision(source: Source, dtype: object = None) -> Precision | str:
         return mixed(source.spec, dtype if isinstance(dtype, str) else short_name(dtype), source.family)
     found = published(source.reading, source.gguf)
     return found or ("bf16" if dtype is None else quantised(source.spec, None, None, source.family))
+
+
+def serve_document(made: ServePlan, defaults: Mapping[str, int | bool]) -> dict[str, Any]:
+    """Returns the document that `asbuilt plan serve --json` prints; `defaults` are those that the config left out."""
+    return made.document() | {"defaults": defaults}
+
+
+def train_document(made: TrainPlan, read: Reading | None) -> dict[str, Any]:
+    """Returns the document that `asbuilt plan train --json` prints; `read` is None without a model."""
+    from asbuilt.plan.train.report import document
+
+    defaults = {} if read is None else read.defaults
+    return document(made) | {"defaults": defaults, "published": packed_by(read)}
+
+
+def packed_by(read: Reading | None) -> str | None:
+    """Returns the method by which the published weights are quantised, None if they are not."""
+    from asbuilt.plan.stored.methods import read_packing
+
+    if read is None or read.quantization is None:
+        return None
+    try:
+        return read_packing(read.quantization).method
+    except InputError:  # training does not depend on it
+        return str(read.quantization.get("quant_method"))
 
 
 def _machine(gpu: Machine | str) -> Machine | str:

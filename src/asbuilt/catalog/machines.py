@@ -24,6 +24,7 @@ GOOGLE = "Google Cloud TPU documentation, "
 APPLE = "Apple newsroom and technical specifications, "
 ADA = "NVIDIA Ada GPU architecture whitepaper, appendix, "
 AMPERE = "NVIDIA Ampere GA102 whitepaper, appendix, "
+PRO = "NVIDIA RTX Blackwell PRO GPU architecture whitepaper, appendix, "
 BLACKWELL = "NVIDIA RTX Blackwell GPU architecture whitepaper, appendix, "
 RECALLED = "not looked up in the source again, but held against a second record"
 HALVED = "rates are halves of those printed with sparsity"
@@ -53,6 +54,11 @@ PROCESS = {
     "h200": 139.8,
     "b200": 178.35,
     "gb200": 184.31,
+    "b300": 267.69,
+    "a6000": 47.53,
+    "rtx-pro-6000": 94.97,
+    "rtx-pro-6000-server": 94.97,
+    "dgx-spark": 121.69,
     "rtx-3060": 11.63,
     "rtx-3090": 23.58,
     "rtx-4060": 7.62,
@@ -69,6 +75,8 @@ PROCESS = {
     "tpu-v5p": 95.74,
     "tpu-v6e": 31.25,
 }
+# Accelerators whose memory is the processor's too.
+SHARED = ("dgx-spark", "strix-halo")
 LOGS = "the total capacity that PyTorch or XLA names in published out-of-memory messages"
 # For NVIDIA's others: 480 MiB less than the driver reports, the median of the rows above.
 KEPT_BACK_MIB = 480
@@ -103,6 +111,7 @@ def _add(
         name=name,
         vendor=vendor,
         kind="cpu" if vendor == "generic" or source.startswith("CPU") else "accelerator",
+        shared_memory=vendor == "Apple" or name in SHARED,
         memory_gb=memory_gb,
         reported_gib=None if reported_mib is None else reported_mib / 1024,
         process_gib=process,
@@ -133,12 +142,17 @@ _add("a100-80gb", "NVIDIA", 80, 81920, 2039, NVLINK3, NVIDIA + "A100 80GB SXM",
      **_A100)
 _add("a100-80gb-pcie", "NVIDIA", 80, 81920, 1935, PCIE4, NVIDIA + "A100 80GB PCIe",
      "the NVLink bridge joins pairs only and is left out", **_A100)
+_add("a6000", "NVIDIA", 48, 49140, 768, PCIE4, NVIDIA + "RTX A6000",
+     HALVED + "; reported memory without ECC; the NVLink bridge joins pairs only and is left out",
+     fp32=38.7, tf32=77.4, bf16=154.8, fp16=154.8, int8=309.7, int4=619.3)
 _add("l4", "NVIDIA", 24, 23034, 300, PCIE4, NVIDIA + "L4", HALVED + "; reported memory with ECC",
      fp32=30.3, tf32=60, bf16=121, fp16=121, fp8=242.5, int8=242.5)
 _add("l40", "NVIDIA", 48, 46068, 864, PCIE4, NVIDIA + "L40", RECALLED + "; reported memory with ECC",
      fp32=90.5, tf32=90.5, bf16=181, fp16=181, fp8=362, int8=362)
 _add("l40s", "NVIDIA", 48, 46068, 864, PCIE4, NVIDIA + "L40S", "reported memory with ECC",
      fp32=91.6, tf32=183, bf16=362, fp16=362, fp8=733, int8=733)
+_add("l20", "NVIDIA", 48, 46068, 864, PCIE4, NVIDIA + "L20", RECALLED + "; reported memory with ECC",
+     fp32=59.8, tf32=59.8, bf16=119.5, fp16=119.5, fp8=239, int8=239)
 _add("rtx-6000-ada", "NVIDIA", 48, 49140, 960, PCIE4, NVIDIA + "RTX 6000 Ada", RECALLED + "; " + HALVED,
      fp32=91.1, tf32=182.1, bf16=364.2, fp16=364.2, fp8=728.5, int8=728.5)
 _H100 = {"fp32": 67, "tf32": 494.7, "bf16": 989.4, "fp16": 989.4, "fp8": 1978.9, "int8": 1978.9}
@@ -148,6 +162,8 @@ _add("h100-pcie", "NVIDIA", 80, 81559, 2000, PCIE5, NVIDIA + "H100 PCIe",
 _add("h100-sxm", "NVIDIA", 80, 81559, 3350, NVLINK4, NVIDIA + "H100 SXM", HALVED, **_H100)
 _add("h100-nvl", "NVIDIA", 94, 95830, 3900, PCIE5, NVIDIA + "H100 NVL",
      HALVED + "; " + RECALLED, fp32=60, tf32=417.5, bf16=835.5, fp16=835.5, fp8=1671, int8=1671)
+_add("h800", "NVIDIA", 80, 81559, 3350, ("NVLink, eight links of 25 GB/s", 200), NVIDIA + "H800 SXM",
+     HALVED + "; an H100 with fewer links: 400 GB/s both ways, 160 one way reached (arXiv 2412.19437)", **_H100)
 _add("h20", "NVIDIA", 96, 97871, 4000, NVLINK4, NVIDIA + "H20", RECALLED,
      fp32=44, tf32=74, bf16=148, fp16=148, fp8=296, int8=296)
 _add("gh200-96gb", "NVIDIA", 96, 97871, 4000, NVLINK4, NVIDIA + "GH200, its Hopper GPU", RECALLED, **_H100)
@@ -157,6 +173,23 @@ _add("b200", "NVIDIA", 180, 183359, 8000, NVLINK5, NVIDIA + "HGX B200, one of ei
      fp32=75, tf32=1100, bf16=2250, fp16=2250, fp8=4500, int8=4500, fp4=9000)
 _add("gb200", "NVIDIA", 186, 189471, 8000, NVLINK5, NVIDIA + "GB200 NVL72, one GPU of a superchip's two",
      HALVED, fp32=80, tf32=1250, bf16=2500, fp16=2500, fp8=5000, int8=5000, fp4=10000)
+_add("b300", "NVIDIA", 288, 275040, 8000, NVLINK5, NVIDIA + "HGX B300, one of eight",
+     "rates but fp4's are halves of those printed with sparsity; two dies, one device to programs; " + RECALLED,
+     fp32=75, tf32=1125, bf16=2250, fp16=2250, fp8=4500, int8=187.5, fp4=13500)
+_add("gb300", "NVIDIA", 288, 284208, 8000, NVLINK5, NVIDIA + "GB300 NVL72, one GPU of a superchip's two",
+     "rates but fp4's are halves of those printed with sparsity; two dies, one device to programs; " + RECALLED,
+     fp32=80, tf32=1250, bf16=2500, fp16=2500, fp8=5000, int8=166.7, fp4=15000)
+_add("rtx-pro-6000", "NVIDIA", 96, 97887, 1792, PCIE5, PRO + "RTX PRO 6000 Workstation Edition", RECALLED,
+     fp32=126, tf32=251.9, bf16=503.8, fp16=503.8, fp8=1007.6, int8=1007.6, fp4=2015.2)
+_add("rtx-pro-6000-max-q", "NVIDIA", 96, 97887, 1792, PCIE5, PRO + "RTX PRO 6000 Max-Q Workstation Edition",
+     "rates derived from the sheet's fp32; " + RECALLED,
+     fp32=110, tf32=220, bf16=440, fp16=440, fp8=880, int8=880, fp4=1760)
+_add("rtx-pro-6000-server", "NVIDIA", 96, 97887, 1597, PCIE5, NVIDIA + "RTX PRO 6000 Blackwell Server Edition",
+     "rates derived from the sheet's fp32; " + RECALLED,
+     fp32=120, tf32=240, bf16=480, fp16=480, fp8=960, int8=960, fp4=1920)
+_add("dgx-spark", "NVIDIA", 128, None, 273, ("ConnectX-7, 200 Gb/s", 25), NVIDIA + "DGX Spark (GB10)",
+     "the sheet has fp4 with sparsity, 1 PFLOP/s: the other rates are derived from it; nvidia-smi reports no memory; "
+     + RECALLED, fp32=31, tf32=62.5, bf16=125, fp16=125, fp8=250, int8=250, fp4=500)
 
 _add("rtx-3060", "NVIDIA", 12, 12288, 360, PCIE4, AMPERE + "RTX 3060", RECALLED,
      fp32=12.7, tf32=12.7, bf16=25.5, fp16=25.5, int8=102, int4=204)
@@ -202,6 +235,9 @@ _add("mi355x", "AMD", 288, 294896, 8000, ("Infinity Fabric", 537.6), AMD + "MI35
      fp32=157.3, bf16=2516.6, fp16=2516.6, fp8=5033.2, int8=5033.2, fp4=10066.3)
 _add("rx-7900-xtx", "AMD", 24, 24560, 960, PCIE4, "AMD Radeon RX 7900 XTX specifications", RECALLED,
      fp32=61.4, bf16=122.8, fp16=122.8, int8=122.8)
+_add("strix-halo", "AMD", 128, 98304, 256, None, "AMD Ryzen AI Max+ 395 (Strix Halo) specifications",
+     "reported memory is the most that can be set aside for the GPU, 96 GiB; rates derived: 40 compute units at 2.9 "
+     "GHz; " + RECALLED, fp32=29.7, bf16=59.4, fp16=59.4, int8=59.4)
 
 _add("gaudi-2", "Intel", 96, None, 2450, ("24 x 100 GbE", 300), "Intel Gaudi 2 white paper", RECALLED,
      bf16=432, fp16=432, fp8=865)
@@ -216,6 +252,12 @@ _add("tpu-v5p", "Google", 95, None, 2765, ("ICI, 3D torus", 600), GOOGLE + "TPU 
      "link: all six together; int8 is twice bf16", bf16=459, int8=918)
 _add("tpu-v6e", "Google", 32, None, 1638, ("ICI, 2D torus", 400), GOOGLE + "TPU v6e (Trillium)",
      "link: all four together, half of the bidirectional figure", bf16=918, int8=1836)
+_add("tpu-v7", "Google", 96, None, 3690, ("ICI, 3D torus", 300), GOOGLE + "TPU v7 (TPU7x, Ironwood), one of two dies",
+     "programs see two devices a chip, and this is one of them: half of the page's figures; link: half of a chip's "
+     "1,200 GB/s both ways", bf16=1153.5, fp8=2307)
+_add("trainium-2", "Amazon", 96, None, 2900, ("NeuronLink-v3", 640), "AWS Neuron documentation, Trainium 2",
+     "a chip of eight cores, which programs see as four or eight; link: half of the page's 1.28 TB/s; memory is in GiB",
+     fp32=181, tf32=667, bf16=667, fp16=667, fp8=1299)
 
 _GPU_CORES = "rates derived from shaders and clock; reported memory is what Metal recommends for the GPU"
 _add("m1", "Apple", 16, 10923, 68.25, None, APPLE + "M1, 8 GPU cores", _GPU_CORES, fp32=2.6, bf16=2.6, fp16=2.6)
@@ -230,6 +272,9 @@ _add("m4-pro", "Apple", 64, 49152, 273, None, APPLE + "M4 Pro, 20 GPU cores", _G
      fp32=8.6, bf16=8.6, fp16=8.6)
 _add("m4-max", "Apple", 128, 98304, 546, None, APPLE + "M4 Max, 40 GPU cores", _GPU_CORES,
      fp32=17.2, bf16=17.2, fp16=17.2)
+_add("m5", "Apple", 32, 21845, 153.6, None, APPLE + "M5, 10 GPU cores",
+     "16-bit rates: four times an M4's, as Apple has it of its Neural Accelerators; fp32 derived, at 1.6 GHz; "
+     "reported memory is what Metal recommends for the GPU; " + RECALLED, fp32=4.1, bf16=15.2, fp16=15.2)
 
 _add("epyc-9654", "AMD", 768, None, 460.8, None, "CPU: AMD EPYC 9654 product page, twelve channels of DDR5-4800",
      "memory is twelve modules of 64 GB; rates derived: 96 cores at 2.4 GHz, 32 fp32 and 64 bf16 operations a cycle",
@@ -247,7 +292,7 @@ def names() -> list[str]:
     return list(MACHINES)
 
 
-# What nvidia-smi, rocm-smi and JAX call a machine, where that is not the row's name with a maker before it.
+# What nvidia-smi, lspci, rocm-smi and JAX call a machine, where that is not the row's name with a maker before it.
 PRINTED = {
     "v100-sxm2-16gb": "v100-16gb",
     "v100-sxm2-32gb": "v100-32gb",
@@ -257,9 +302,22 @@ PRINTED = {
     "a100-sxm-80gb": "a100-80gb",
     "a100-sxm4-80gb": "a100-80gb",
     "a100-pcie-80gb": "a100-80gb-pcie",
+    "a30-pcie": "a30",
     "h100-80gb-hbm2e": "h100-pcie",
     "h100-80gb-hbm3": "h100-sxm",
     "h100-sxm5-80gb": "h100-sxm",
+    "h100-sxm5": "h100-sxm",
+    "h200-sxm-141gb": "h200",
+    "gh200-120gb-/-480gb": "gh200-96gb",
+    "h800-sxm": "h800",
+    "h800-sxm5-80gb": "h800",
+    "b300-sxm6-ac": "b300",
+    "rtx-a6000": "a6000",
+    "rtx-pro-6000-blackwell": "rtx-pro-6000",
+    "rtx-pro-6000-blackwell-workstation-edition": "rtx-pro-6000",
+    "rtx-pro-6000-blackwell-max-q-workstation-edition": "rtx-pro-6000-max-q",
+    "rtx-pro-6000-blackwell-server-edition": "rtx-pro-6000-server",
+    "gb10": "dgx-spark",
     "gh200-120gb": "gh200-96gb",  # named by the processor's memory
     "gh200-480gb": "gh200-96gb",
     "rtx-6000-ada-generation": "rtx-6000-ada",
@@ -267,19 +325,35 @@ PRINTED = {
     "mi300x-oam": "mi300x",
     "mi325x-oam": "mi325x",
     "tpu-v5-lite": "tpu-v5e",
+    "radeon-8060s": "strix-halo",
+    "radeon-8060s-graphics": "strix-halo",
+    "8060s": "strix-halo",
+    "8060s-graphics": "strix-halo",
+    "ryzen-ai-max+-395": "strix-halo",
+    "graphics-/-radeon-8050s-graphics-/-radeon-8060s-graphics": "strix-halo",
+    "rx-7900-xt/7900-xtx/7900-gre/7900m": "rx-7900-xtx",
     "tpu-v6-lite": "tpu-v6e",
+    "tpu-7x": "tpu-v7",
+    "tpu7x": "tpu-v7",
+    "trainium2": "trainium-2",
+    "trn2": "trainium-2",
 }
-MAKERS = ("nvidia", "amd", "apple", "google", "intel", "geforce", "tesla", "instinct", "radeon")
+MAKERS = ("nvidia", "amd", "apple", "google", "intel", "amazon", "aws", "geforce", "tesla", "instinct", "radeon")
+# In a line of lspci the name is the last bracket that is no class, no numbers and no maker.
+BRACKET = re.compile(r"\[([^\[\]]+)\]")
+CHANGED = re.compile(r"([^=]*?),([^,=]*=.*)", re.DOTALL)  # a name and numbers; a name of lspci has commas
+NO_NAME = re.compile(r"[0-9a-f]{4}(:[0-9a-f]{4})?|amd(/ati)?")
 
 
 def find(name: str) -> Machine:
     """Returns the row of that name, or of the name that nvidia-smi and its like print: "NVIDIA H100 80GB HBM3".
 
-    Case, blanks, `_` for `-`, and makers and brands before it are forgiven. Raises InputError with the nearest names
-    where there is none.
+    A line of lspci has it in brackets. Case, blanks, `_` for `-`, and makers and brands before it are forgiven. Raises
+    InputError with the nearest names where there is none.
     """
     plain = re.sub(r"^\s*gpu\s+\d+\s*:|\(uuid:[^)]*\)\s*$", "", name.strip().lower())  # a line of nvidia-smi -L
-    plain = re.sub(r"[_\s]+", "-", plain.strip())
+    bracketed = [found for found in BRACKET.findall(plain[:400]) if not NO_NAME.fullmatch(found)]
+    plain = re.sub(r"[_\s]+", "-", (bracketed[-1] if bracketed else plain).strip())
     while (maker := plain.partition("-")[0]) in MAKERS:
         plain = plain[len(maker) + 1 :]
     plain = PRINTED.get(plain, plain)
@@ -299,9 +373,8 @@ def resolve(text: str) -> Machine:
     The last is `h100-sxm,bf16=990T`. `this`, the measured machine, is found by `asbuilt.measure.this_machine`, which
     runs it. Raises InputError for anything else.
     """
-    name, _, numbers = text.partition(",")
-    if numbers and "=" not in name:
-        return with_numbers(resolve(name), numbers)
+    if found := CHANGED.fullmatch(text):
+        return with_numbers(resolve(found[1]), found[2])
     if "=" in text:
         return parse_numbers(text)
     if text.lower().endswith(".toml"):

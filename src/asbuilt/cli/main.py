@@ -28,10 +28,12 @@ COMMANDS = (
     "tokenizer",
     "diff",
     "train",
+    "web",
 )
 # What the `torch` extra installs: if one of these is missing, the message says how to install it.
 EXTRA = ("torch", "safetensors", "numpy", "tokenizers", "gguf", "minijinja", "psutil")
-PLOTS = "matplotlib"  # installed by the `plots` extra
+# What other extras install.
+OTHERS = {"matplotlib": "plots", "starlette": "web", "uvicorn": "web"}
 # How torch and numpy report the size of a failed allocation.
 ASKED = re.compile(r"(?:tried to allocate|Unable to allocate) ([0-9]+(?:\.[0-9]+ [KMGTPE]iB)?)", re.IGNORECASE)
 INTERRUPTED = 130  # 128 + SIGINT, the shells' convention
@@ -65,9 +67,9 @@ class Commands(click.Group):
             raise Refused(str(error)) from error
         except ModuleNotFoundError as error:
             missing = (error.name or "").partition(".")[0]
-            if missing not in (*EXTRA, PLOTS):
+            if missing not in (*EXTRA, *OTHERS):
                 raise
-            fix = f"pip install 'asbuilt[{'plots' if missing == PLOTS else 'torch'}]'"
+            fix = f"pip install 'asbuilt[{OTHERS.get(missing, 'torch')}]'"
             raise Refused(f"this command needs {missing}, which is not installed: {fix}") from error
         except (MemoryError, RuntimeError) as error:
             wanted = ASKED.search(str(error))

@@ -324,14 +324,14 @@ def _print(
     markdown: bool,
     as_json: bool,
 ) -> None:
+    from asbuilt.api.plan import serve_document
     from asbuilt.plan import render
     from asbuilt.plan.serve import report_workload
     from asbuilt.plan.serve.report import compare
     from asbuilt.plan.serve.report_workload import found, layouts
 
     if as_json:
-        more: dict[str, Any] = {"typed": typed}
-        documents = [plan.document() | {"defaults": defaults[plan.asked.name]} | more for plan in plans]
+        documents = [serve_document(plan, defaults[plan.asked.name]) | {"typed": typed} for plan in plans]
         if search:
             documents = [made | {"layouts": layouts(plan)} for made, plan in zip(documents, plans, strict=True)]
         print_json({"plans": documents} if len(plans) > 1 else documents[0])

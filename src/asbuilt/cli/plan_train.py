@@ -12,8 +12,10 @@ from asbuilt.cli.opening import allow_unread_option, opened
 from asbuilt.cli.output import print_json, say, table, warn, write
 from asbuilt.cli.types import Tokens
 from asbuilt.dtypes import TRAINED
+from asbuilt.kernels.memory.loss import LOSSES
 from asbuilt.plan.train.optimizers import OPTIMIZERS
 from asbuilt.plan.train.options import Options
+from asbuilt.plan.train.schedule import SCHEDULES
 from asbuilt.plan.train.shares import CHECKPOINTING
 from asbuilt.plan.train.stages import OFFLOADS
 from asbuilt.shown import defaults_line
@@ -21,8 +23,9 @@ from asbuilt.shown import defaults_line
 if TYPE_CHECKING:
     from asbuilt.catalog.machine import Machine
     from asbuilt.families import Reading
-    from asbuilt.plan.train.plan import Subject, TrainPlan
+    from asbuilt.plan.train.plan import TrainPlan
     from asbuilt.plan.train.search import Ranked
+    from asbuilt.plan.train.subject import Subject
 
 F = TypeVar("F", bound=Callable[..., Any])
 CHUNKS = 8  # of the loss, if --chunked-loss has no number
@@ -60,7 +63,14 @@ def _rate(nbytes: float) -> str:
 )
 @_option("zero", type=int, help="ZeRO stage 0 to 3; 3 is FSDP.")
 @_option("tp", type=int, help="Tensor parallel degree.")
-@_option("pp", type=int, help="Pipeline stages (1F1B).")
+@_option("pp", type=int, help="Pipeline stages.")
+@click.option(
+    "--schedule",
+    help=f"Pipeline schedule: {', '.join(SCHEDULES)}; by default interleaved if the run allows, else 1f1b.",
+)
+@click.option(
+    "--hsdp", type=int, metavar="N", help="ZeRO shards over groups of N ranks, which average their gradients."
+)
 @_option("ep", type=int, help="Expert parallel degree, a divisor of dp x cp.")
 @_option("cp", type=int, help="Context parallel degree (ring attention).")
 @click.option(
@@ -75,6 +85,18 @@ def _rate(nbytes: float) -> str:
     show_default=True,
     help="Sequence parallelism: divide activations that --tp replicates by tokens.",
 )
+@click.option(
+    "--divide-vocabulary/--no-divide-vocabulary",
+    default=Options.divide_vocabulary,
+    show_default=True,
+    help="Whether --tp divides embedding, head and loss by the vocabulary too.",
+)
+@click.option("--fp8", is_flag=True, help="Products of the blocks in fp8; weights and saved tensors stay in --dtype.")
+@click.option("--fp8-dispatch", is_flag=True, help="Send rows to experts in fp8 (their results in --dtype).")
+@click.option("--expert-nodes", type=int, metavar="N", help="The most nodes that a token's experts are on.")
+@click.option("--overlap-experts", is_flag=True, help="Rows go to experts while others are computed; so does dualpipe.")
+@click.option("--overlap-tensor", is_flag=True, help="Tensor-parallel sums overlap with products (AsyncTP).")
+@_option("pad_vocabulary", type=int, help="Pad it to a multiple of this and --tp (Megatron-LM: 128).")
 @_option("checkpointing", help=", ".join(CHECKPOINTING))
 @click.option(
     "--chunked-loss",
@@ -85,6 +107,7 @@ def _rate(nbytes: float) -> str:
     metavar="[CHUNKS]",
     help=f"Compute the loss in this many chunks; {CHUNKS} without a number.",
 )
+@_option("loss", help="Whose cross-entropy it is: " + ", ".join(LOSSES))
 @_option("offload", help=", ".join(OFFLOADS))
 @click.option(
     "--lora", type=int, metavar="RANK", help="Train LoRA adapters of this rank, with all other weights frozen."
@@ -92,7 +115,12 @@ def _rate(nbytes: float) -> str:
 @click.option("--targets", metavar="NAMES", help="Linear maps with adapters: q,v; by default all in the blocks.")
 @click.option("--qlora", is_flag=True, help="Store frozen matrices in NF4 with double quantisation.")
 @click.option("--tokens", metavar="N", help="Training tokens, such as 15T; by default 20 per parameter.")
-@_option("kernel_efficiency", type=float, help="Fraction of the dense rate that a GPU reaches while it computes.")
+@click.option(
+    "--kernel-efficiency",
+    type=float,
+    help="A lower bound of the step: all that a GPU computes at this fraction of the dense rate. By default products, "
+    "scores, memory and links have their own.",
+)
 @click.option(
     "--mfu",
     "--utilisation",
@@ -100,6 +128,7 @@ def _rate(nbytes: float) -> str:
     type=float,
     help="Model FLOPs utilisation of the whole step, as runs report it (0.4); includes all overheads.",
 )
+@_option("effective_time", type=float, help="Fraction of a run's time that is steps.")
 @click.option("--price", type=float, help="Price of one GPU-hour.")
 @_option("reserve", "--reserve-share", type=float, help="Fraction of memory left unused.")
 @_option("node", type=int, help="GPUs per node, connected by the fast link.")
@@ -110,7 +139,13 @@ def _rate(nbytes: float) -> str:
     show_default=True,
     help="Bandwidth between a GPU and host memory, for --offload.",
 )
-@click.option("--search", "searching", is_flag=True, help="Rank the layouts that fit by step time.")
+@click.option("--tokens-per-step", metavar="N", help="Tokens of one step, such as 4M, in place of --accumulate.")
+@click.option(
+    "--search",
+    "searching",
+    is_flag=True,
+    help="Rank the layouts that fit by step time, with other micro-batches if --micro-batch is not given.",
+)
 @allow_unread_option
 @click.option("--plot", metavar="FILE", help="Write a plot of memory and step time: .svg, .png or .pdf.")
 @click.option("--explain", is_flag=True, help="Print every formula with its numbers.")
@@ -127,6 +162,7 @@ def train(
     targets: str | None,
     tokens: str | None,
     allow_unread: tuple[str, ...],
+    tokens_per_step: str | None,
     searching: bool,
     plot: str | None,
     explain: bool,
@@ -137,8 +173,9 @@ def train(
     """Plan training MODEL: memory, FLOPs, time, money. The exit code is 1 if it does not fit."""
     from asbuilt import plots
     from asbuilt.catalog.quantities import parse_bytes, parse_count
+    from asbuilt.plan.train.options import stepping
     from asbuilt.plan.train.plan import plan
-    from asbuilt.plan.train.search import search
+    from asbuilt.plan.train.search import MICRO_BATCHES, search
 
     if plot is not None:
         plots.check(Path(plot))
@@ -152,8 +189,13 @@ def train(
         host=parse_bytes(host, "host", per_second=True),
         **fields,
     )
+    given = ctx.get_parameter_source("accumulate") is not click.core.ParameterSource.DEFAULT
+    if tokens_per_step is not None:
+        options = stepping(options, parse_count(tokens_per_step, "tokens-per-step"), given=given)
+    free = ctx.get_parameter_source("batch") is click.core.ParameterSource.DEFAULT
     made = plan(subject, machine, options)
-    ranked = search(subject, machine, options) if searching else None
+    batches = MICRO_BATCHES if free else (options.batch,)
+    ranked = search(subject, machine, options, batches=batches) if searching else None
     _print(made, ranked, read, explain=explain, markdown=markdown, as_json=as_json)
     if plot is not None:
         plots.save_training(made, Path(plot))
@@ -177,7 +219,7 @@ def _subject(
     """Returns what is trained, the sequence length, and what was read of the model, if one is given."""
     from asbuilt.catalog.quantities import parse_count
     from asbuilt.errors import InputError
-    from asbuilt.plan.train.plan import Subject
+    from asbuilt.plan.train.subject import Subject
 
     if (model is None) == (parameters is None):
         both = "MODEL and --parameters are both given" if model is not None else "missing"
@@ -194,19 +236,6 @@ def _subject(
     return Subject(spec), seq, source.reading
 
 
-def _published(read: Reading | None) -> str | None:
-    """Returns how the weights are quantised, None if they are not."""
-    from asbuilt.errors import InputError
-    from asbuilt.plan.stored.methods import read_packing
-
-    if read is None or read.quantization is None:
-        return None
-    try:
-        return read_packing(read.quantization).method
-    except InputError:  # training does not depend on it
-        return str(read.quantization.get("quant_method"))
-
-
 def _print(
     plan: TrainPlan,
     ranked: Ranked | None,
@@ -216,14 +245,15 @@ def _print(
     markdown: bool,
     as_json: bool,
 ) -> None:
+    from asbuilt.api.plan import packed_by, train_document
     from asbuilt.plan import explain as derivation
     from asbuilt.plan import render
     from asbuilt.plan.train import report
 
-    defaults, published = {} if read is None else read.defaults, _published(read)
+    defaults, published = {} if read is None else read.defaults, packed_by(read)
     if as_json:
         found = {} if ranked is None else {"search": report.ranked_document(ranked)}
-        print_json(report.document(plan) | {"defaults": defaults, "published": published} | found)
+        print_json(train_document(plan, read) | found)
         return
     if defaults:
         say(defaults_line(defaults))

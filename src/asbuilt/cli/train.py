@@ -51,7 +51,7 @@ def train(
         _plan(given, as_json)
         return
     from asbuilt.api.train import train as trained
-    from asbuilt.train.loop import ADAPTER
+    from asbuilt.train.export import ADAPTER
 
     per = "pair" if given.data.preferences else "token"
     outcome = trained(given, resume=resume, report=Line(per))
@@ -85,6 +85,9 @@ class Line:
         """Draws what a run reports."""
         if at.note is not None:
             warn(f"warning: {at.note}")
+            return
+        if at.precision is not None:
+            warn(f"precision {at.precision}")
             return
         if at.validation is not None:
             end = "\x1b[K\n" if sys.stderr.isatty() else ""
@@ -122,7 +125,7 @@ def _plan(given: Recipe, as_json: bool) -> None:
     """Prints the parameters, FLOPs, memory and time of the run on this machine."""
     from asbuilt.measure import this_machine
     from asbuilt.train.loop import described, read_data
-    from asbuilt.train.planned import planned
+    from asbuilt.train.planned import likely, planned
     from asbuilt.train.tune import base_spec
 
     with TemporaryDirectory() as there:  # nothing stays of a run that is only planned
@@ -134,6 +137,8 @@ def _plan(given: Recipe, as_json: bool) -> None:
     plan = planned(given, spec, machine)
     step = plan.trial.step
     seconds = plan.tokens / step.tokens * step.seconds
+    precision = likely(given, machine)
+    chosen = ", the faster by its products' rate; the run measures it" if given.step.precision == "auto" else ""
     document: dict[str, Any] = {
         "model": plan.model,
         "n_vocab": spec.n_vocab,
@@ -148,6 +153,7 @@ def _plan(given: Recipe, as_json: bool) -> None:
         "bytes": plan.per_device_bytes,
         "memory_bytes": plan.trial.memory,
         "fits": plan.fits,
+        "precision": precision,
         "seconds": seconds,
         "seconds_per_step": step.seconds,
         "ranks": plan.trial.layout.gpus,
@@ -165,6 +171,7 @@ def _plan(given: Recipe, as_json: bool) -> None:
         ("weights, gradients, optimizer", size(plan.state.total)),
         ("saved activations", size(plan.activation_bytes)),
         ("total memory", f"{size(plan.per_device_bytes)} of {size(plan.trial.memory)}"),
+        ("precision of products", f"{precision}{chosen}"),
         ("time", f"{clock(seconds)}, {step.seconds:.3g} s per step"),
         *((f"sent per step: {name}", size(sent.bytes)) for name, sent in step.communication.items() if sent.bytes),
     ]

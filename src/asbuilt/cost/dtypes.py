@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 
-from asbuilt.dtypes import CACHE_SCALES, GGUF_BLOCKS, PLAIN, short_name
+from asbuilt.dtypes import CACHE_BLOCKS, CACHE_SCALES, GGUF_BLOCKS, PLAIN, short_name
 from asbuilt.errors import InputError, near, one_of
 from asbuilt.spec.part import CacheFormat, Weight
 
@@ -65,9 +65,9 @@ def dtype(name: str) -> Dtype:
 def cache_name(name: str) -> str:
     """Returns the name of a format of caches; raises InputError for any other, field `kv-dtype`."""
     key = short_name(name)
-    if key in PLAIN or key in CACHE_SCALES:
+    if key in PLAIN or key in CACHE_SCALES or key in CACHE_BLOCKS:
         return key
-    known = [*PLAIN, *CACHE_SCALES]
+    known = [*PLAIN, *CACHE_SCALES, *CACHE_BLOCKS]
     problem = "not a format for caches" if key in GGUF_BLOCKS else "unknown dtype"
     raise InputError(problem, field="kv-dtype", value=name, allowed=one_of(known), fix=near(key, known))
 
@@ -76,10 +76,13 @@ def cache_format(name: str, state: str | None = None) -> int | Fraction | CacheF
     """Returns how a cache of this format holds numbers; without scales or a `state`, the bytes of one number.
 
     A plain name is that many bits a number, scaled per tensor if at all, as engines do: fp8 is one byte. NAME:head
-    stores scales beside each vector of one token and head. `state` is the dtype of states: None means the format
-    itself, or bf16 for one with scales.
+    stores scales beside each vector of one token and head; q8_0 and its like are llama.cpp's, whose scales lie in the
+    blocks. `state` is the dtype of states: None means the format itself, or bf16 for one with scales.
     """
     key = cache_name(name)
+    if key in CACHE_BLOCKS:
+        numbers, nbytes = CACHE_BLOCKS[key]
+        return CacheFormat(each=Fraction(nbytes, numbers), scales=0, state=PLAIN[short_name(state or "bf16")])
     each = PLAIN[key.removesuffix(":head")]
     each = each.numerator if each.denominator == 1 else each
     if state is None and key in PLAIN:
@@ -89,4 +92,4 @@ def cache_format(name: str, state: str | None = None) -> int | Fraction | CacheF
 
 def state_beside(name: str, activation: str) -> str | None:
     """Returns the dtype of states beside keys and values in this format: None for a plain one, which is theirs too."""
-    return activation if cache_name(name) in CACHE_SCALES else None
+    return activation if cache_name(name) in (*CACHE_SCALES, *CACHE_BLOCKS) else None

@@ -19,7 +19,7 @@ from asbuilt.errors import InputError
 from asbuilt.generate.decode import check_prompt
 from asbuilt.generate.finite import require_logits
 from asbuilt.generate.sampling import Sampler, Sampling
-from asbuilt.generate.seeing import tokens_per_image, tokens_per_sound
+from asbuilt.generate.seeing import stands_for
 from asbuilt.generate.text import StopFilter
 from asbuilt.nn.audio import Sounds
 from asbuilt.nn.cache import Cache, Mark, require_cache
@@ -53,7 +53,7 @@ class Message:
     content: str
     images: tuple[Any, ...] = ()
     audio: tuple[Any, ...] = ()
-    taken: dict[str, list[int]] = field(default_factory=dict)  # tokens of each image and sound, once known
+    taken: dict[str, list[list[int]]] = field(default_factory=dict)  # tokens for each image and sound, once known
 
     def said(self) -> dict[str, Any]:
         """Returns the message as templates read it."""
@@ -233,24 +233,24 @@ class Chat:
         self._measure(Message(role="user", content="", images=tuple(images), audio=tuple(audio)))
 
     def _measure(self, message: Message) -> None:
-        """Notes how many tokens each image and sound takes."""
-        for name, make, count in (
-            ("images", self._see, lambda made: tokens_per_image(self.model.spec, made)),
-            ("audio", self._hear, lambda made: tokens_per_sound(self.model.spec, made)),
-        ):
+        """Notes which tokens stand for each image and sound."""
+        for name, make in (("images", self._see), ("audio", self._hear)):
             given = getattr(message, name)
             if given and make is None:
                 what = "images" if name == "images" else "sound"
                 raise InputError(f"the model reads no {what}", field=name, value=len(given), fix="send text alone")
             if given and make is not None and name not in message.taken:
-                message.taken[name] = count(make(given))
+                message.taken[name] = stands_for(self.model.spec, make(given), self._word, sounds=name == "audio")
+
+    def _word(self, word: str) -> list[int]:
+        return self.tokenizer.encode(word, special=True)
 
     def _tokens(self, messages: Sequence[Message]) -> list[int]:
         """Returns the ids of the whole chat; answers that the cache holds keep the tokens that they were made of."""
         system = [] if self._system is None else [{"role": "system", "content": self._system}]
         ids = encode_chat(self.tokenizer, [*system, *(message.said() for message in messages)])
         for name, place in self._placeholders().items():
-            ids = _expanded(ids, place, [n for message in messages for n in message.taken.get(name, ())], name)
+            ids = _expanded(ids, place, [one for message in messages for one in message.taken.get(name, ())], name)
         for start, answer in self._answers:
             if ids[:start] != self._ids[:start]:
                 break
@@ -273,7 +273,7 @@ class Chat:
         """Returns the question with what of it is in the cache, after dropping the rest from the cache."""
         everything = [*self.history, message]
         spans = {
-            name: _spans(ids, place, [n for one in everything for n in one.taken.get(name, ())])
+            name: _spans(ids, place, [one for said in everything for one in said.taken.get(name, ())])
             for name, place in self._placeholders().items()
         }
         keep = min(_common(ids, self._ids), len(ids) - 1)
@@ -403,7 +403,7 @@ class Chat:
         self._places = [
             at[1]
             for name, place in self._placeholders().items()
-            for at in _spans(asked.ids, place, [n for said in self.history for n in said.taken.get(name, ())])
+            for at in _spans(asked.ids, place, [one for said in self.history for one in said.taken.get(name, ())])
         ]
         return logits_BV
 
@@ -448,20 +448,20 @@ def _common(one: Sequence[int], other: Sequence[int]) -> int:
     return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
-def _expanded(ids: list[int], place: int, counts: list[int], name: str) -> list[int]:
-    """Returns the ids with each placeholder repeated for the tokens of its image or sound."""
+def _expanded(ids: list[int], place: int, stands: list[list[int]], name: str) -> list[int]:
+    """Returns the ids with each placeholder replaced by what stands for its image or sound."""
     held = ids.count(place)
-    if held != len(counts):
+    if held != len(stands):
         what = "the chat template has no place for them" if not held else "the chat template writes other placeholders"
-        raise InputError(what, field=name, value=held, allowed=f"one placeholder for each, {len(counts)}")
-    each = iter(counts)
-    return [one for token in ids for one in ([place] * next(each) if token == place else [token])]
+        raise InputError(what, field=name, value=held, allowed=f"one placeholder for each, {len(stands)}")
+    each = iter(stands)
+    return [one for token in ids for one in (next(each) if token == place else [token])]
 
 
-def _spans(ids: Sequence[int], place: int, counts: Sequence[int]) -> list[tuple[int, int]]:
+def _spans(ids: Sequence[int], place: int, stands: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
     """Returns where the placeholders of each image or sound begin and end."""
     places, found = [at for at, token in enumerate(ids) if token == place], []
-    for n in counts:
+    for n in (one.count(place) for one in stands):
         found.append((places[0], places[n - 1] + 1))
         places = places[n:]
     return found

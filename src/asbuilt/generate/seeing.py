@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
@@ -11,6 +11,8 @@ from asbuilt.nn.audio import Sounds
 from asbuilt.nn.image_grid import Patches
 from asbuilt.nn.tiles import Tiles
 from asbuilt.spec import AudioLanguageModel, GridVision, Model, VisionLanguageModel
+
+Encode = Callable[[str], list[int]]  # of a word that stands before an image, to tokens
 
 
 def tokens_per_image(spec: Model, images: Tensor | Patches | Tiles) -> list[int]:
@@ -44,6 +46,29 @@ def tokens_per_sound(spec: Model, audio: Tensor | Sounds) -> list[int]:
     return [spec.heard.tokens_of(n) for n in frames]
 
 
+def stands_for(
+    spec: Model, images: Tensor | Patches | Tiles | Sounds, encode: Encode | None = None, *, sounds: bool = False
+) -> list[list[int]]:
+    """Returns what stands for each image, or sound if `sounds` are given, in a text: placeholders, and words' tokens.
+
+    A model that hears alone is given sounds in any case. Raises InputError for what the model does not read.
+    """
+    if isinstance(images, Sounds) or sounds or isinstance(spec, AudioLanguageModel):
+        assert isinstance(images, Tensor | Sounds)
+        counts = tokens_per_sound(spec, images)
+        assert spec.heard is not None
+        return [[spec.heard.placeholder] * n for n in counts]
+    counts = tokens_per_image(spec, images)
+    assert isinstance(spec, VisionLanguageModel)
+    place, texts = [spec.vision.placeholder], images.texts if isinstance(images, Patches) else ()
+    if not texts:
+        return [place * n for n in counts]
+    assert encode is not None
+    return [
+        [token for one in said for token in (place * one if isinstance(one, int) else encode(one))] for said in texts
+    ]
+
+
 def with_placeholders(
     spec: Model,
     ids: Sequence[int],
@@ -52,30 +77,28 @@ def with_placeholders(
     after: int = 0,
     around: tuple[list[int], list[int]],
     sounds: bool = False,
+    encode: Encode | None = None,
 ) -> list[int]:
-    """Returns the prompt with one placeholder for each token of each image, or sound if `sounds` are given.
+    """Returns the prompt with what stands for each image, or sound if `sounds` are given.
 
-    A prompt with one placeholder per image has each repeated, one with all of them is unchanged, and one without any
-    has them put in after its first `after` tokens, each image between the tokens `around`. Raises InputError for
-    another number. A model that hears alone is given sounds in any case.
+    In a prompt with one placeholder per image it replaces that, one with all of them is unchanged, and one without any
+    has it put in after its first `after` tokens, each image between the tokens `around`. `encode` makes tokens of the
+    words that stand between tiles. Raises InputError for another number. A model that hears alone is given sounds in
+    any case.
     """
-    if isinstance(images, Sounds) or sounds or isinstance(spec, AudioLanguageModel):
-        assert isinstance(images, Tensor | Sounds)
-        counts, what = tokens_per_sound(spec, images), "sound"
-        assert spec.heard is not None
-        place = spec.heard.placeholder
-    else:
-        counts, what = tokens_per_image(spec, images), "image"
-        assert isinstance(spec, VisionLanguageModel)
-        place = spec.vision.placeholder
-    held = sum(token == place for token in ids)
+    stands = stands_for(spec, images, encode, sounds=sounds)
+    heard = isinstance(images, Sounds) or sounds or isinstance(spec, AudioLanguageModel)
+    what, reads = ("sound", spec.heard) if heard else ("image", getattr(spec, "vision", None))
+    assert reads is not None
+    place: int = reads.placeholder
+    held = ids.count(place)
     if held == 0:
-        put = [token for n in counts for token in (*around[0], *[place] * n, *around[1])]
+        put = [token for one in stands for token in (*around[0], *one, *around[1])]
         return [*ids[:after], *put, *ids[after:]]
-    if held == len(counts):
-        each = iter(counts)
-        return [one for token in ids for one in ([place] * next(each) if token == place else [token])]
-    if held != sum(counts):
-        allowed = f"one per {what}, {len(counts)}"
+    if held == len(stands):
+        each = iter(stands)
+        return [one for token in ids for one in (next(each) if token == place else [token])]
+    if held != sum(one.count(place) for one in stands):
+        allowed = f"one per {what}, {len(stands)}"
         raise InputError(f"wrong number of {what} placeholders", field="prompt", value=held, allowed=allowed)
     return [*ids]

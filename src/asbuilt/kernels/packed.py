@@ -70,7 +70,7 @@ def products(x: Tensor, weights: Sequence[tuple[Tensor, str | None, Tensor | Non
         return None
     biases = (None if b is None else b.float() for _, _, b in weights)
     given = [(w, format, b) for (w, format, _), b in zip(weights, biases, strict=True)]
-    return [y.to(x.dtype) for y in native.products(x.float(), given, lib)]
+    return [y.to(x.dtype) for y in native.products(x.float(), given, lib, x.dtype)]
 
 
 class _Product(torch.autograd.Function):

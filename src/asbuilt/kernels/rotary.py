@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -99,6 +99,28 @@ def rotate_tail(x_BTHD: Tensor, turn: RopeTables, pairing: Literal["halves", "ad
 
 
 def _rotate(x: Tensor, turn: RopeTables, pairing: str) -> Tensor:
+    if torch.is_grad_enabled() and x.requires_grad:
+        return Rotation.apply(x, turn.cos, turn.sin, pairing)  # type: ignore[no-any-return]
+    return _rotated(x, turn.cos, turn.sin, pairing)
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor, pairing: str, sign: float = 1.0) -> Tensor:
     d = x.shape[-1]
     swapped = x.roll(d // 2, -1) if pairing == "halves" else x.unflatten(-1, (d // 2, 2)).flip(-1).flatten(-2)
-    return torch.addcmul(x * turn.cos, swapped, turn.sin)
+    return torch.addcmul(x * cos, swapped, sin, value=sign)
+
+
+class Rotation(torch.autograd.Function):
+    """The gradient of a rotation is the rotation back: nothing but the tables is kept, and no pass is made twice."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, pairing: str) -> Tensor:  # noqa: ANN401, D102
+        ctx.save_for_backward(cos, sin)
+        ctx.pairing = pairing
+        return _rotated(x, cos, sin, pairing)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401, D102  # pyright: ignore[reportIncompatibleMethodOverride]
+        cos, sin = ctx.saved_tensors
+        return _rotated(dy, cos, sin, ctx.pairing, -1.0), None, None, None

@@ -20,6 +20,7 @@ from torch import Tensor
 from asbuilt.errors import InputError
 from asbuilt.families.shared.reader import ConfigReader, is_number, is_whole
 from asbuilt.files import read_object
+from asbuilt.media.cut import MOST_RESIZED, Cut, Grid, Rows, Split
 from asbuilt.media.tiles import Tiling
 from asbuilt.nn.image_grid import Patches
 from asbuilt.nn.tiles import Tiles
@@ -27,13 +28,12 @@ from asbuilt.nn.tiles import Tiles
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-PREPROCESSOR = "preprocessor_config.json"
+PREPROCESSOR, PROCESSOR = "preprocessor_config.json", "processor_config.json"
+WITHIN = "image_processor"
 LARGEST = 1 << 20  # bytes of a preprocessor_config.json
 MOST_PIXELS = 100_000_000  # of a file, before any is decoded
-MOST_RESIZED = 1 << 26  # of an image after it is resized
 MOST_SIDE = 1 << 14
 MOST_TILES = 256
-MOST_ASPECT = 200
 CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 HALF = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -43,6 +43,8 @@ FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5:
 GRIDS = ("Qwen2VLImageProcessor", "Qwen3VLImageProcessor")
 TILED = "MllamaImageProcessor"
 SCALED_FIRST = "DINOv3ViTImageProcessor"
+SPLIT = "Lfm2VlImageProcessor"
+ROWS = "PixtralImageProcessor"
 DEFAULTS: dict[str, tuple[tuple[Sequence[float], Sequence[float]], int, dict[str, int], bool]] = {
     "CLIPImageProcessor": (CLIP, BICUBIC, {"shortest_edge": 224}, True),
     "CLIPFeatureExtractor": (CLIP, BICUBIC, {"shortest_edge": 224}, True),
@@ -52,43 +54,12 @@ DEFAULTS: dict[str, tuple[tuple[Sequence[float], Sequence[float]], int, dict[str
     "ViTFeatureExtractor": (HALF, BILINEAR, {"height": 224, "width": 224}, False),
     TILED: (HALF, BILINEAR, {"height": 224, "width": 224}, False),
     SCALED_FIRST: (IMAGENET, BILINEAR, {"height": 224, "width": 224}, False),
+    "BitImageProcessor": (CLIP, BICUBIC, {"shortest_edge": 224}, True),
+    ROWS: (CLIP, BICUBIC, {"longest_edge": 1024}, False),
+    SPLIT: (HALF, BILINEAR, {"height": 512, "width": 512}, False),
     "Gemma3ImageProcessor": (HALF, BILINEAR, {"height": 224, "width": 224}, False),
     **dict.fromkeys(GRIDS, (CLIP, BICUBIC, {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}, False)),
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cut:
-    """How an image becomes patches: pixels per side of a patch, frames, patches per side of a square, pixel bounds."""
-
-    patch: int
-    frames: int
-    merge: int
-    least: int
-    most: int
-
-    def size(self, height: int, width: int) -> tuple[int, int]:
-        """Returns the nearest size of whole squares within the bounds; raises InputError for a very long image."""
-        if max(height, width) > MOST_ASPECT * min(height, width):
-            allowed = f"one side at most {MOST_ASPECT} times the other"
-            raise InputError(field="image", value=(height, width), allowed=allowed)
-        unit = self.patch * self.merge
-        high, wide = (round(side / unit) * unit for side in (height, width))
-        if high * wide > self.most:
-            shrink = math.sqrt(height * width / self.most)
-            return tuple(max(unit, math.floor(side / shrink / unit) * unit) for side in (height, width))  # type: ignore[return-value]  # pyright: ignore
-        if high * wide < self.least:
-            grow = math.sqrt(self.least / (height * width))
-            return tuple(math.ceil(side * grow / unit) * unit for side in (height, width))  # type: ignore[return-value]  # pyright: ignore
-        return high, wide
-
-    def patches(self, image_CHW: Tensor) -> tuple[Tensor, tuple[int, int, int]]:
-        """Returns the patches (P, D), square by square, and the grid (1, rows, columns)."""
-        channels, p, m = len(image_CHW), self.patch, self.merge
-        rows, columns = image_CHW.shape[1] // p, image_CHW.shape[2] // p
-        tiles = image_CHW.view(channels, rows // m, m, p, columns // m, m, p).permute(1, 4, 2, 5, 0, 3, 6)
-        repeated = tiles.unsqueeze(5).expand(*tiles.shape[:5], self.frames, p, p)
-        return repeated.reshape(rows * columns, -1), (1, rows, columns)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +67,8 @@ class Preparation:
     """What is done with an image: `size` (height, width), or its `shortest` edge, a centre `crop`, then `cut`.
 
     With a `tiling` it is resized within its tiles, padded with zeros below and on the right, and cut into them. With
-    `scaled_first` its numbers are not rounded to bytes after it is resized.
+    `scaled_first` its numbers are not rounded to bytes after it is resized. With a `Split` it is cut into tiles, of
+    which each becomes patches.
     """
 
     mean: tuple[float, ...]
@@ -113,8 +85,7 @@ class Preparation:
     @classmethod
     def read(cls, folder: Path) -> Preparation:
         """Returns what a checkpoint folder says; raises InputError for what is not read or not supported."""
-        file = folder / PREPROCESSOR
-        reader = ConfigReader(read_object(file, LARGEST), str(file))
+        reader, outer = _settings(folder)
         kind = _kind(reader)
         (mean, std), resample, size, crops = DEFAULTS[kind]
         resizes = reader.flag("do_resize", default=True)
@@ -130,6 +101,12 @@ class Preparation:
         if kind in GRIDS:
             reader.require("do_resize", resizes, "true: images are resized to whole squares of patches")
             made["cut"] = _cut(reader, size)
+        elif kind == ROWS:
+            reader.require("do_resize", resizes, "true: images are resized to whole squares of patches")
+            reader.require("do_center_crop", not crops, "false: images of this kind are not cropped")
+            made["cut"] = _rows(reader, outer, size)
+        elif kind == SPLIT:
+            made["cut"] = _split(reader, number, outer)
         elif kind == TILED:
             reader.require("do_resize", resizes, "true: images are resized to tiles")
             made["tiling"] = _tiling(reader, size)
@@ -149,18 +126,50 @@ class Preparation:
         """
         if self.tiling is not None:
             return self._tiled([opened(image) for image in images], self.tiling)
+        if isinstance(self.cut, Split):
+            return self._splits([opened(image) for image in images], self.cut)
         read = [self.pixels(opened(image)) for image in images]
         if self.cut is None:
             if len({tuple(one.shape) for one in read}) > 1:
                 raise InputError("images of several sizes", field="images", fix="resize them to one size")
             return torch.stack(read)
         found = [self.cut.patches(one) for one in read]
-        return Patches(torch.cat([values for values, _ in found]), tuple(grid for _, grid in found))
+        grids = tuple(grid for _, grid in found)
+        texts = tuple(map(self.cut.text, grids))
+        return Patches(torch.cat([values for values, _ in found]), grids, texts)
 
     def _tiled(self, images: Sequence[Image], tiling: Tiling) -> Tiles:
         shapes = [tiling.shape(image.height, image.width) for image in images]
         values = [tiling.tiles(self.pixels(one, shape), shape) for one, shape in zip(images, shapes, strict=True)]
         return Tiles(torch.stack(values), tuple(shapes))
+
+    def _splits(self, images: Sequence[Image], cut: Split) -> Patches:
+        found: list[tuple[Tensor, Grid]] = []
+        texts: list[tuple[str | int, ...]] = []
+        for image in images:
+            shape = cut.tiles(image.height, image.width)
+            own = [cut.patches(self._scaled(one)) for one in self._parts(_bytes(image), cut, shape)]
+            texts.append(cut.tiled(shape, [math.prod(grid) // cut.merge**2 for _, grid in own]))
+            found += own
+        return Patches(torch.cat([values for values, _ in found]), tuple(grid for _, grid in found), tuple(texts))
+
+    def _parts(self, image_CHW: Tensor, cut: Split, shape: tuple[int, int] | None) -> list[Tensor]:
+        """Returns the tiles of an image, row by row, and it as a whole, in bytes; of one tile, that alone."""
+        whole = self._interpolated(image_CHW, cut.size(*image_CHW.shape[1:]))
+        if shape is None:
+            return [whole]
+        rows, columns = shape
+        large = self._interpolated(image_CHW, (rows * cut.side, columns * cut.side))
+        tiles = [tile for row in large.split(cut.side, 1) for tile in row.split(cut.side, 2)]
+        return [*tiles, whole] if cut.thumbnail and len(tiles) > 1 else tiles
+
+    def _interpolated(self, x_CHW: Tensor, size: tuple[int, int]) -> Tensor:
+        return F.interpolate(x_CHW[None], size, mode=FILTERS[self.resample], antialias=True)[0]
+
+    def _scaled(self, x_CHW: Tensor) -> Tensor:
+        x_CHW = x_CHW.to(torch.float32)
+        mean, std = (torch.tensor(values)[:, None, None] for values in (self.mean, self.std))
+        return ((x_CHW if self.factor is None else x_CHW * self.factor) - mean) / std
 
     def pixels(self, image: Image, tiles: tuple[int, int] | None = None) -> Tensor:
         """Returns one image (C, H, W) in float32: resized, cropped or padded to `tiles`, scaled and normalised."""
@@ -169,16 +178,14 @@ class Preparation:
             image = image.resize((size[1], size[0]), resample=self.resample)  # type: ignore[arg-type]  # pyright: ignore
         if self.crop is not None:
             image = _centre(image, self.crop)
-        data = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
-        x = data.view(image.height, image.width, 3).permute(2, 0, 1).to(torch.float32)
+        x = _bytes(image).to(torch.float32)
         if tiles is not None and self.tiling is not None:
             high, wide = (n * self.tiling.side for n in tiles)
             x = F.pad(x, (0, wide - image.width, 0, high - image.height))
-        x = x if self.factor is None else x * self.factor
         if self.scaled_first and size != (image.height, image.width):
-            x = F.interpolate(x[None], size, mode=FILTERS[self.resample], antialias=True)[0]
-        mean, std = (torch.tensor(values)[:, None, None] for values in (self.mean, self.std))
-        return (x - mean) / std
+            # what comes first matters to no number: resizing is linear, and nothing is rounded
+            x = self._interpolated(x, size)
+        return self._scaled(x)
 
     def _size(self, height: int, width: int) -> tuple[int, int]:
         if self.cut is not None:
@@ -210,6 +217,19 @@ def opened(given: str | Path | Image) -> Image:
         return ImageOps.exif_transpose(image).convert("RGB")
     except (UnidentifiedImageError, Pillow.DecompressionBombError, OSError, ValueError, SyntaxError) as error:
         raise InputError(f"cannot be read as an image: {error}", field=name) from error
+
+
+def _settings(folder: Path) -> tuple[ConfigReader, dict[str, Any]]:
+    """Returns a folder's settings of images, and those of its processor of texts and images, if it has any.
+
+    The former stand among the latter, or in a file of their own.
+    """
+    file = folder / PROCESSOR
+    outer = read_object(file, LARGEST, finite=False) if file.is_file() else {}
+    if outer.get(WITHIN) is not None:
+        return ConfigReader(outer[WITHIN], str(file), f"{WITHIN}."), outer
+    file = folder / PREPROCESSOR
+    return ConfigReader(read_object(file, LARGEST), str(file)), outer
 
 
 def _kind(reader: ConfigReader) -> str:
@@ -271,6 +291,64 @@ def _cut(reader: ConfigReader, usual: Mapping[str, int]) -> Cut:
     return Cut(patch=sizes[0], frames=sizes[1], merge=sizes[2], least=bounds[0], most=bounds[1])
 
 
+def _rows(reader: ConfigReader, outer: Mapping[str, Any], usual: Mapping[str, int]) -> Rows:
+    """Returns how images are divided into rows of patches, squares of which the processor of texts merges.
+
+    Its own file says the patch's size and how many of them are merged along a side, or the settings' `patch_size` does.
+    """
+    said = _whole_of(reader, "size", usual)
+    longest = said.get("longest_edge", said.get("height", 0))
+    square = said.keys() == {"longest_edge"} or (said.keys() == {"height", "width"} and len({*said.values()}) == 1)
+    reader.require("size", square and longest <= MOST_SIDE // 2, f"a longest_edge of at most {MOST_SIDE // 2}")
+    patches = _whole_of(reader, "patch_size", {"height": 16, "width": 16})
+    ok = patches.keys() == {"height", "width"} and len({*patches.values()}) == 1
+    reader.require("patch_size", ok and patches["height"] <= 256, "the same height and width, at most 256")
+    within = ConfigReader(dict(outer), PROCESSOR)
+    patch = within.size("patch_size", default=patches["height"], most=256)
+    merge = within.size("spatial_merge_size", default=1, most=256)
+    reader.only("do_pad", True, False, None, reason="models read as many patches as an image has")
+    return Rows(patch=patch, frames=1, merge=merge, least=0, most=MOST_RESIZED, longest=longest)
+
+
+def _split(reader: ConfigReader, resample: int, outer: Mapping[str, Any]) -> Split:
+    """Returns how images are cut into tiles of patches; raises InputError for what makes no whole squares."""
+    reader.require("resample", resample in (BILINEAR, BICUBIC), "2 (bilinear) or 3 (bicubic)")
+    patch = reader.size("encoder_patch_size", default=16, most=256)
+    merge = reader.size("downsample_factor", default=2, most=256)
+    square = (patch * merge) ** 2
+    most_tokens = MOST_RESIZED // square
+    reader.require("encoder_patch_size", most_tokens > 0, f"squares of at most {MOST_RESIZED:,} pixels")
+    least = reader.size("min_image_tokens", default=64, most=most_tokens)
+    most = reader.size("max_image_tokens", default=256, most=most_tokens)
+    reader.require("max_image_tokens", least <= most, f"at least min_image_tokens = {least}")
+    side = reader.size("tile_size", default=512, most=MOST_SIDE)
+    reader.require("tile_size", side % (patch * merge) == 0, f"a multiple of {patch * merge}, a token's pixels")
+    splits = reader.flag("do_image_splitting", default=True)
+    tiles = [reader.size(key, default=n, most=MOST_TILES) for key, n in (("min_tiles", 2), ("max_tiles", 10))]
+    reader.require("max_tiles", tiles[0] <= tiles[1], f"at least min_tiles = {tiles[0]}")
+    fits = side * side * tiles[1] <= MOST_RESIZED
+    reader.require("tile_size", fits or not splits, f"tiles of at most {MOST_RESIZED:,} pixels together")
+    marked = outer.get("use_image_special_tokens", True)
+    if type(marked) is not bool:
+        raise InputError(field=f"{PROCESSOR}: use_image_special_tokens", value=marked, allowed="true or false")
+    reader.only("do_pad", True, None, reason="models read as many patches as an image has")
+    for key in ("size", "max_num_patches", "max_thumbnail_image_patches", "return_row_col_info"):
+        reader.irrelevant(key, "the other keys say it, or it changes only what transformers returns")
+    return Split(
+        patch=patch,
+        frames=1,
+        merge=merge,
+        least=least * square,
+        most=most * square,
+        side=side,
+        least_tiles=tiles[0] if splits else 1,
+        most_tiles=tiles[1] if splits else 1,
+        thumbnail=reader.flag("use_thumbnail", default=True),
+        tolerance=reader.number("max_pixels_tolerance", default=2.0, most=1e6),
+        marked=marked,
+    )
+
+
 def _tiling(reader: ConfigReader, usual: Mapping[str, int]) -> Tiling:
     reader.only("do_pad", True, reason="images are padded to whole tiles")
     high, wide = _sides(reader, "size", usual)
@@ -305,6 +383,12 @@ def _declare(reader: ConfigReader) -> None:
     for key in ("image_mean", "image_std", "pan_and_scan_min_crop_size", "pan_and_scan_max_num_crops"):
         reader.irrelevant(key, "not used")
     reader.irrelevant("pan_and_scan_min_ratio_to_activate", "not used")
+
+
+def _bytes(image: Image) -> Tensor:
+    """Returns an image in RGB as bytes (C, H, W)."""
+    data = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
+    return data.view(image.height, image.width, 3).permute(2, 0, 1)
 
 
 def _centre(image: Image, size: tuple[int, int]) -> Image:

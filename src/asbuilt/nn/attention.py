@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 
 from asbuilt.kernels.attention import Mask, attend
@@ -53,6 +54,10 @@ class Attention(PartModule):
         self.indexer = optional(part.indexer, f"{path}.indexer")
         uneven = part.value_width != part.d_head or part.inward != ("q", "k", "v")
         self.apart = uneven or bool(part.q_norm or part.k_norm or part.v_norm)
+        self.learned = isinstance(part.positions, positions.RelativeBuckets | RelativeProjection | Disentangled)
+        # whether what a kernel reads is made of copies of q, k or v
+        self.copied = bool(part.differential or part.indexer or part.kv_name or part.temperature)
+        self.copied |= part.value_scale != 1.0 or isinstance(part.positions, RelativeProjection | Disentangled)
         alibi = part.positions if isinstance(part.positions, positions.Alibi) else None
         relative = part.positions if isinstance(part.positions, positions.RelativeBuckets) else None
         own = (part.causal, part.window, part.chunk, alibi, relative, part.stride, part.summary)
@@ -71,7 +76,6 @@ class Attention(PartModule):
         q, (k, v, keys) = self.heads(x_BTM, step, beside)
         if chosen is not None:
             return self.o(self.gated(self.among(chosen, q, k, v, step), x_BTM))
-        learned = isinstance(part.positions, positions.RelativeBuckets | RelativeProjection | Disentangled)
         q, masked = self.masked(q, k, step, keys)
         y = attend(
             q.transpose(1, 2),
@@ -83,7 +87,7 @@ class Attention(PartModule):
             sinks=self.sinks,
             sum_capped=isinstance(part.positions, RelativeProjection),
             # fused kernels compute no gradient of an added mask
-            kernel="reference" if learned else step.kernel,
+            kernel="reference" if self.learned else step.kernel,
         )
         if self.differential is not None:
             y = self.differential(y)
@@ -173,10 +177,12 @@ class Attention(PartModule):
         """Returns q (B, T, H, D), k (B, T, K, D), v (B, T, K, V); only q where keys and values are another layer's."""
         part = self.part
         B, T, _ = x_BTM.shape
-        joined = None if self.apart or beside is not None else self.qkv.joined(x_BTM)
+        joined = None if self.apart or beside is not None or self.holds_copies(step) else self.qkv.joined(x_BTM)
         if joined is not None:  # no norm in between: RoPE is applied to q and k at once
             qk, v = joined.view(B, T, -1, part.d_head).split((part.n_heads + part.n_kv_heads, part.n_kv_heads), 2)
             q, k = self.turned(qk, step).split((part.n_heads, part.n_kv_heads), 2)
+            if torch.is_grad_enabled() and isinstance(part.positions, positions.Rotary):
+                v = v.clone(memory_format=torch.contiguous_format)  # else q and k before RoPE would be kept too
             return q, (k, v)
         q, *kv = self.qkv(x_BTM)
         if beside is not None:
@@ -186,6 +192,16 @@ class Attention(PartModule):
             return q, ()
         k, v = kv[0].view(B, T, -1, part.d_head), kv[-1].view(B, T, -1, part.value_width)
         return q, (self.placed(self.k_norm, k, step), normed(self.v_norm, v))
+
+    def holds_copies(self, step: Step) -> bool:
+        """Returns whether the backward pass needs a copy of q, k or v, beside which one tensor of all would be kept.
+
+        The reference kernel copies the queries of a group, and so do parts of attention that come before a kernel.
+        """
+        part = self.part
+        grouped = part.n_heads != part.n_kv_heads
+        reference = step.kernel == "reference" or part.softcap is not None or part.sinks
+        return torch.is_grad_enabled() and (self.copied or (grouped and (reference or self.learned)))
 
     def scaled(self, v: Tensor) -> Tensor:
         """Returns the values times the part's factor."""

@@ -34,8 +34,12 @@ class TokenEmbedding(PartModule):
 
     def forward(self, tokens_BT: Tensor, step: Step) -> Tensor:
         """Returns (B, T, M)."""
-        x = self.table.rows(tokens_BT, step.dtype)
+        x = self.rows(tokens_BT, step.dtype)
         return scaled(x if self.project is None else self.project(x), self.scale)
+
+    def rows(self, tokens_BT: Tensor, dtype: torch.dtype) -> Tensor:
+        """Returns the table's rows (B, T, width) of tokens."""
+        return self.table.rows(tokens_BT, dtype)
 
 
 @computes(spec.SharedEmbedding)

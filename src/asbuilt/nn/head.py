@@ -42,12 +42,16 @@ class Head(PartModule):
             x = self.project(x)
         matrix = table if self.weight is None else Matrix(self.weight, self.format)
         assert matrix is not None, "a tied head needs the embedding's table"
-        logits = matrix.product(x, self.bias)
+        logits = self.product(x, matrix)
         if self.scale != 1.0:
             logits = logits * self.scale
         if self.shift is not None:
             logits = logits + self.shift.to(logits.dtype)
         return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
+
+    def product(self, x: Tensor, matrix: Matrix) -> Tensor:
+        """Returns x W^T + b."""
+        return matrix.product(x, self.bias)
 
 
 @computes(spec.SharedHead)

@@ -5,7 +5,7 @@ Shapes: images N, frames F, patches P, numbers per patch D, model width M, batch
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -28,17 +28,20 @@ class Patches:
     """The patches of several images, as processors give them: `values` (P, D) and each image's (frames, rows, columns).
 
     An image's patches stand frame by frame, in squares of as many patches as one token has, each row by row.
+    `texts` says what stands for each picture in a text, of which several of these images may be parts: words, and how
+    many placeholders. Without it those of each image are a picture, without words.
     """
 
     values: Tensor
     grids: tuple[tuple[int, int, int], ...]
+    texts: tuple[tuple[str | int, ...], ...] = ()
 
     def __len__(self) -> int:
         return len(self.grids)
 
     def to(self, device: torch.device) -> Patches:
         """Returns the patches on a device."""
-        return Patches(self.values.to(device), self.grids)
+        return replace(self, values=self.values.to(device))
 
 
 class Alike(NamedTuple):
@@ -182,12 +185,16 @@ class GridVision(Vision):
     def put(self, x_BTM: Tensor, tokens_BT: Tensor, made_NPM: Tensor, step: Step) -> Tensor:
         """Returns the embedded text with placeholders replaced by the images' vectors (P, M), in order.
 
-        Raises InputError unless each text has as many adjacent placeholders as its images need.
+        Raises InputError unless each text has as many placeholders as its images need, adjacent where RoPE reads
+        where in an image they lie: elsewhere other tokens may stand between an image's rows.
         """
         places = tokens_BT == self.part.placeholder
         step.places_BT = places if step.valid_BT is None else places & step.valid_BT
         if not tokens_BT.is_meta:
-            self.locate(step.places_BT, step)
+            if step.adjacent:
+                self.locate(step.places_BT, step)
+            else:
+                self.count(step.places_BT, step)
         return x_BTM.masked_scatter(step.places_BT[..., None], made_NPM.to(x_BTM.dtype))
 
     def add(self, x_BTM: Tensor, made_PM: Tensor, step: Step) -> Tensor:
@@ -230,6 +237,17 @@ class GridVision(Vision):
         if left:
             raise self.miscounted(places_BT, step)
         return rows
+
+    def count(self, places_BT: Tensor, step: Step) -> None:
+        """Raises InputError unless each row has the placeholders of whole images, and all together those of all."""
+        sizes = iter(frames * rows * columns for frames, rows, columns in step.grids)
+        for held in places_BT.sum(1).tolist():
+            while held > 0:
+                held -= next(sizes, held + 1)  # too many placeholders leave less than none
+            if held:
+                raise self.miscounted(places_BT, step)
+        if next(sizes, None) is not None:
+            raise self.miscounted(places_BT, step)
 
     def miscounted(self, places_BT: Tensor, step: Step) -> InputError:
         """Returns the error for other placeholders than the images need."""

@@ -1,12 +1,12 @@
 """Linear maps: plain, clipped, packed or with an adapter; and fused maps, whose weights are contiguous in memory.
 
-Inference computes fused maps as one product.
+Inference computes fused maps as one product, and so does training where one tensor of their outputs is wanted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -132,9 +132,8 @@ def hooked(*maps: nn.Module) -> bool:
 class FusedLinears:
     """Linear maps with the same input whose parameters are views of one tensor: one product instead of several.
 
-    Autograd computes gradients of the parameters, not of that tensor, so in training the maps are computed one by one;
-    also if a parameter is no longer a view (loaded by assignment, sharded, deep-copied), if one of the maps has a hook,
-    or if one is not plain.
+    The maps are computed one by one if a parameter is no longer a view (loaded by assignment, sharded, deep-copied), if
+    one of the maps has a hook, if one is not plain, and in training also if one is frozen or only some have a bias.
     """
 
     def __init__(self, *maps: Linear) -> None:
@@ -173,8 +172,8 @@ class FusedLinears:
         return piece
 
     def __call__(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Returns each map's output."""
-        side_by_side = self.joined(x)
+        """Returns each map's output; in training of a product each, as the gradients of views would be joined first."""
+        side_by_side = None if torch.is_grad_enabled() else self.joined(x)
         if side_by_side is not None:
             return side_by_side.split(self.sizes, -1)
         made = self.packed(x) if not self.plain else None
@@ -188,11 +187,31 @@ class FusedLinears:
 
     def joined(self, x: Tensor) -> Tensor | None:
         """Returns all outputs in one tensor, None if the maps must be computed one by one."""
-        if not self.plain or torch.is_grad_enabled() or hooked(*self.maps):
+        if not self.plain or hooked(*self.maps):
             return None
         if [m.weight.data_ptr() for m in self.maps] != self.places:
             return None
-        return linear(x, self.weight, self.bias)
+        if not torch.is_grad_enabled():
+            return linear(x, self.weight, self.bias)
+        held = [m.weight for m in self.maps], [m.bias for m in self.maps if m.bias is not None]
+        if not all(one.requires_grad for one in (*held[0], *held[1])) or len(held[1]) not in (0, len(self.maps)):
+            return None
+        bias = None if self.bias is None else Together.apply(self.bias, *held[1])
+        return linear(x, Together.apply(self.weight, *held[0]), bias)  # type: ignore[arg-type]
+
+
+class Together(torch.autograd.Function):
+    """The tensor of which the parameters are views; its gradient is divided among them, by rows."""
+
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor, *parameters: Tensor) -> Tensor:  # noqa: ANN401, D102
+        ctx.sizes = [len(one) for one in parameters]
+        return whole.detach()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, d: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401, D102  # pyright: ignore[reportIncompatibleMethodOverride]
+        return (None, *d.split(ctx.sizes))
 
 
 class PartModule(nn.Module):

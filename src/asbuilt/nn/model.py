@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -60,6 +60,8 @@ class Model(nn.Module):
         self.spec = part
         self._numbers = torch.empty(0)  # has the dtype and device of the model
         self.native: Callable[[Tensor, Step], Tensor | None] | None = None  # set by `nn.build.interleave`
+        # sums a chunk's loss, where the processes of a run divide the vocabulary (train/many/tensor.py)
+        self.measured: Callable[..., Any] | None = None
         self.without_head = False  # whether `forward` ends with the normalised stream, for a loss that runs the head
         self.sides = any(branch.side is not None for block in part.blocks for branch in block.branches)
         own, at = {field.name for field in fields(part)}, f"{path}." if path else ""

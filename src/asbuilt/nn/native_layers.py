@@ -21,7 +21,7 @@ from asbuilt.kernels import native
 from asbuilt.kernels.rotary import RopeTables, tables
 from asbuilt.nn.attention import Attention
 from asbuilt.nn.block import Block, Branch
-from asbuilt.nn.cache import Cache, KVCache, StateCache
+from asbuilt.nn.cache import Cache, KVCache, LayerCache, StateCache
 from asbuilt.nn.delta_net import GatedDeltaNet
 from asbuilt.nn.feedforward import GatedMLP
 from asbuilt.nn.linear import Linear
@@ -50,6 +50,7 @@ class _Attention(ctypes.Structure):
         *((name, _Map) for name in ("q", "k", "v", "gate")),
         *((name, c_int64) for name in ("heads", "key_heads", "d_head", "slots")),
         *((name, c_void_p) for name in ("keys", "values")),
+        ("held", c_int),
         *((name, c_int) for name in ("rope", "d_rotary", "adjacent")),
         ("scale", c_float),
     )
@@ -112,13 +113,13 @@ class NativeLayers:
         if lib is None or cache is None or any(self.hooks):
             return None
         kept = [tensor for layer in cache.layers.values() for tensor in layer.tensors]
-        for path, layer in cache.layers.items():
-            dtype = torch.float32 if path in self.states else self.dtype
-            for tensor in layer.tensors:
-                if tensor.dtype is not dtype or tensor.shape[0] != step.batch or not tensor.is_contiguous():
-                    return None
+        if any(tensor.shape[0] != step.batch or not tensor.is_contiguous() for tensor in kept):
+            return None
+        held = [self.held(path, layer) for path, layer in cache.layers.items()]
+        if None in held:
+            return None
         # rows that are dropped move a cache
-        places = [*map(Tensor.data_ptr, self.weights), *map(Tensor.data_ptr, kept), *(x.shape[2] for x in kept)]
+        places = [*map(Tensor.data_ptr, self.weights), *map(Tensor.data_ptr, kept), *(x.shape[2] for x in kept), *held]
         if places != self.places:
             self.prepare(cache)
             self.places = places
@@ -147,6 +148,15 @@ class NativeLayers:
         """A copy of the model begins without pointers, which are those of its own weights."""
         return self.__dict__ | {"places": [], "layers": None, "mixers": []}
 
+    def held(self, path: str, layer: LayerCache) -> str | None:
+        """Returns the library's name of what a layer's cache holds, None if the call does not read that."""
+        if isinstance(layer, KVCache) and layer.code is not None and layer.code.dtype is torch.uint8:
+            return layer.code.name
+        if isinstance(layer, KVCache):
+            return native.NUMBERS.get(layer.tensors[0].dtype)
+        dtype = torch.float32 if path in self.states else self.dtype
+        return native.NUMBERS[dtype] if all(tensor.dtype is dtype for tensor in layer.tensors) else None
+
     def prepare(self, cache: Cache) -> None:
         """Fills in the layers' pointers."""
         self.layers, self.mixers = (_Layer * len(self.pieces))(), []
@@ -164,12 +174,14 @@ class NativeLayers:
     def attention(self, mixer: Attention, cache: Cache) -> _Attention:
         """Returns what the call reads of attention."""
         part, made = mixer.part, _Attention()
-        keys, values = cache.layer(mixer.path, KVCache).tensors  # of the model's dtype
+        layer = cache.layer(mixer.path, KVCache)
+        keys, values = layer.tensors
         rotary = part.positions if isinstance(part.positions, Rotary) else None
         made.q_norm, made.k_norm = _norm(mixer.q_norm), _norm(mixer.k_norm)
         _fill(made, mixer, "q", "k", "v", *(("gate",) if part.gating else ()))
         made.heads, made.key_heads, made.d_head = part.n_heads, part.n_kv_heads, part.d_head
         made.keys, made.values, made.slots = keys.data_ptr(), values.data_ptr(), keys.shape[2]
+        made.held = native.number(self.held(mixer.path, layer) or "")
         made.rope = -1 if rotary is None else self.rotaries.index(rotary)
         made.d_rotary = 0 if rotary is None else rotary.d_rotary
         made.adjacent = int(rotary is not None and rotary.pairing == "adjacent")

@@ -47,7 +47,8 @@ class Step:
     there after each of the first blocks. An image cut into tiles has a tiling of the number in `tilings_N`, and
     `padding_BT` marks tokens that do not attend to each other; a text that reads it across has `after_BT`, 0 for tokens
     before it and 1 from it on, in the dtype of the pass. One without an image is `sourceless`. `coordinates_3BT` are
-    the tokens' coordinates, if not their positions; `grid` is that of the patches of a pass over images.
+    the tokens' coordinates, if not their positions, for which an image's placeholders are `adjacent`; `grid` is that of
+    the patches of a pass over images.
     """
 
     tokens_BT: Tensor | None = None
@@ -74,6 +75,7 @@ class Step:
     places_BT: Tensor | None = None
     added: tuple[Tensor, ...] = ()
     coordinates_3BT: Tensor | None = None
+    adjacent: bool = True
     grid: Grid | None = None
 
     def __init__(

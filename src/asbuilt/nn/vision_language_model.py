@@ -5,6 +5,7 @@ Shapes: batch B, new tokens T, images N, tokens of an image P, model width M.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +19,8 @@ from asbuilt.nn.registry import computes
 from asbuilt.nn.step import Step
 from asbuilt.nn.vision import MLPProjector, Vision
 from asbuilt.spec import vision_language_model as spec
-from asbuilt.spec.part import Kernel
+from asbuilt.spec.part import Kernel, walk
+from asbuilt.spec.positions import Rotary, Sections
 
 if TYPE_CHECKING:
     from asbuilt.nn.audio import Sounds
@@ -35,6 +37,11 @@ class VisionLanguageModel(LanguageModel):
     vision: Vision
     hearing: Hearing | None
     own_tokens: nn.ModuleList  # only where there are any
+
+    @cached_property
+    def placed(self) -> bool:
+        """Whether RoPE of the text reads where in an image a token lies."""
+        return any(isinstance(part, Rotary) and isinstance(part.axes, Sections) for _, part in walk(self.spec.text))
 
     def forward(
         self,
@@ -113,6 +120,7 @@ class VisionLanguageModel(LanguageModel):
         if self.hearing is not None and step.sounds_PM is not None:
             x_BTM = self.hearing.put(x_BTM, tokens_BT, Heard(step.sounds_PM, step.sounds))
         if step.images_NPM is not None:
+            step.adjacent = self.placed
             return self.vision.put(x_BTM, tokens_BT, step.images_NPM, step)
         self.vision.carry_on(step)
         return x_BTM

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from asbuilt.cost.folded import CacheNumbers, Census, Folded, Node, census, tree
@@ -24,29 +24,35 @@ class Known:
     spec: Model
     census: Census
     devices: dict[tuple[object, ...], Device] = field(default_factory=dict)
-    trees: dict[tuple[int, int], Node] = field(default_factory=dict)
-    shards: dict[tuple[int, int], Part | InputError] = field(default_factory=dict)
-    peaks: dict[tuple[int, int], dict[tuple[int, int, Kernel, int], int]] = field(default_factory=dict)
+    trees: dict[tuple[int, int, bool], Node] = field(default_factory=dict)
+    shards: dict[tuple[int, int, bool], Part | InputError] = field(default_factory=dict)
+    peaks: dict[tuple[int, int, bool], dict[tuple[int, int, Kernel, int], int]] = field(default_factory=dict)
 
-    def shard(self, tensor: int, expert: int = 1) -> Part | InputError:
-        """Returns one device's share of the census, or the InputError if it cannot be divided like this."""
-        key = (tensor, expert)
+    def shard(self, tensor: int, expert: int = 1, vocabulary: bool = True) -> Part | InputError:
+        """Returns one device's share of the census, or the InputError if it cannot be divided like this.
+
+        Without `vocabulary` embedding and head stay whole.
+        """
+        key = (tensor, expert, vocabulary)
         if key not in self.shards:
             small = self.census.small
+            whole = {} if vocabulary else {name: one for name, one in small.children() if name in ("embedding", "head")}
             try:
-                self.shards[key] = small if key == (1, 1) else small.shard(tensor, expert)
+                own = small if (tensor, expert) == (1, 1) else small.shard(tensor, expert)
+                self.shards[key] = replace(own, **whole) if whole else own
             except InputError as error:
                 self.shards[key] = error
         return self.shards[key]
 
     def tree(self, layout: Placement) -> Node:
         """Returns the counted tree of the census under a placement; raises InputError if it does not divide."""
-        if layout.sharding not in self.trees:
-            own = self.shard(*layout.sharding)
+        key = (*layout.sharding, layout.vocabulary)
+        if key not in self.trees:
+            own = self.shard(*key)
             if isinstance(own, InputError):
                 raise own
-            self.trees[layout.sharding] = tree(self.census.small, own)
-        return self.trees[layout.sharding]
+            self.trees[key] = tree(self.census.small, own)
+        return self.trees[key]
 
     @cached_property
     def unplanned(self) -> tuple[tuple[str, str, str, str], ...]:
@@ -158,7 +164,9 @@ def _device(kept: Known, layout: Placement, precision: Precision) -> Device:
         )
         for stage in stages(kept.order, layout.pp)
     )
-    return Device(stages=found, own=root.own, _peak_bytes=kept.peaks.setdefault(layout.sharding, {}))
+    return Device(
+        stages=found, own=root.own, _peak_bytes=kept.peaks.setdefault((*layout.sharding, layout.vocabulary), {})
+    )
 
 
 def _times(found: Census, stage: Stage) -> Callable[[str], int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from asbuilt.catalog.machine import Machine
 
@@ -30,6 +30,11 @@ class Network:
     between: float
     host: float
     named: dict[str, str]
+
+    def reaching(self, share: float) -> Network:
+        """Returns the network whose links between devices reach this share of their rates."""
+        named = {name: f"{share:.0%} of {source}" if name != "host" else source for name, source in self.named.items()}
+        return replace(self, link=share * self.link, between=share * self.between, named=named)
 
     def bandwidth(self, size: int, stride: int) -> float:
         """Returns bytes/s of a ring of `size` ranks, `stride` apart: those of its slowest link."""

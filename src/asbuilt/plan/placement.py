@@ -21,7 +21,9 @@ class Placement:
     etp is tp, and ep takes its ranks from data and context parallelism, as in Megatron-Core: ep divides dp * cp. In
     serving the experts are spread over the tp ranks first and, if ep exceeds tp, over groups of them that process
     different sequences. ZeRO stage 1 shards master weights and optimizer state over the dp * cp ranks that hold the
-    same weights, stage 2 the gradients too, stage 3 (FSDP) the weights too.
+    same weights, stage 2 the gradients too, stage 3 (FSDP) the weights too; with `hsdp`, over groups of so many of
+    them, which average their gradients (HSDP). Without `vocabulary` each of tp devices has the whole embedding and
+    head.
     """
 
     dp: int = 1
@@ -31,6 +33,8 @@ class Placement:
     cp: int = 1
     zero: int = 0
     etp: int = 1
+    vocabulary: bool = True
+    hsdp: int | None = None
 
     @property
     def gpus(self) -> int:
@@ -41,6 +45,16 @@ class Placement:
     def replicas(self) -> int:
         """Ranks that hold the same dense weights, and average their gradients in training."""
         return self.dp * self.cp
+
+    @property
+    def sharded(self) -> int:
+        """Ranks over which ZeRO shards dense weights."""
+        return self.hsdp or self.replicas
+
+    @property
+    def sharded_experts(self) -> int:
+        """Ranks over which ZeRO shards experts: of those ranks the ones that hold the same experts."""
+        return max(1, self.sharded // self.groups) if self.hsdp else self.copies
 
     @property
     def groups(self) -> int:
@@ -71,10 +85,21 @@ class Placement:
     def said(self) -> str:
         """The placement as options: --tp 2 --pp 4 --zero 1."""
         degrees = (("tp", self.tp), ("pp", self.pp), ("ep", self.ep), ("cp", self.cp))
-        return " ".join([*(f"--{name} {n}" for name, n in degrees if n > 1), f"--zero {self.zero}"])
+        whole = [] if self.vocabulary else ["--no-divide-vocabulary"]
+        return " ".join([*(f"--{name} {n}" for name, n in degrees if n > 1), f"--zero {self.zero}", *whole])
 
 
-def arrange(gpus: int, *, tp: int = 1, pp: int = 1, ep: int = 1, cp: int = 1, zero: int = 0) -> Placement:
+def arrange(
+    gpus: int,
+    *,
+    tp: int = 1,
+    pp: int = 1,
+    ep: int = 1,
+    cp: int = 1,
+    zero: int = 0,
+    vocabulary: bool = True,
+    hsdp: int | None = None,
+) -> Placement:
     """Returns the training placement, with the remaining GPUs used for data parallelism.
 
     Raises InputError naming the degree if the degrees do not divide the GPUs.
@@ -97,7 +122,16 @@ def arrange(gpus: int, *, tp: int = 1, pp: int = 1, ep: int = 1, cp: int = 1, ze
     if replicas % ep:
         allowed = one_of(map(str, divisors(replicas)))
         raise InputError(f"ep takes its ranks from dp x cp = {replicas}", field="ep", value=ep, allowed=allowed)
-    return Placement(dp=gpus // taken, tp=tp, pp=pp, ep=ep, cp=cp, zero=zero, etp=tp)
+    if hsdp is not None and (not zero or hsdp < 1 or replicas % hsdp):
+        allowed = one_of(map(str, divisors(replicas)))
+        raise InputError(
+            f"a group that shards, of dp x cp = {replicas} ranks",
+            field="hsdp",
+            value=hsdp,
+            allowed=f"{allowed}, with ZeRO",
+        )
+    degrees = {"tp": tp, "pp": pp, "ep": ep, "cp": cp, "etp": tp, "zero": zero}
+    return Placement(dp=gpus // taken, **degrees, vocabulary=vocabulary, hsdp=hsdp)
 
 
 def served(gpus: int = 1, *, tp: int = 1, pp: int = 1, ep: int = 1) -> Placement:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
@@ -22,6 +23,8 @@ SMALLEST_GROUP = 8
 # of 16 bits; fp8: one float32 scale for a square of g by g numbers, as in DeepSeek-V3.
 SCALES = {"int4": Fraction(5, 2), "int8": Fraction(2)}
 SQUARE_SCALE = Fraction(4)
+# NVIDIA's Model Optimizer: an 8-bit scale per 16 numbers, and a float32 each for a matrix and for its activations.
+NVFP4, NVFP4_GROUP, NVFP4_MATRIX = "nvfp4", 16, 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,9 +51,12 @@ class Precision:
 def precision(name: str) -> Precision:
     """Returns the format of this name: one of `cost.dtype`, or int4:128, int8:128, fp8:128 with scales per group.
 
-    Weights of 8 bits and fewer are converted to bf16 for products; fp8 is multiplied directly if the machine can.
-    Raises InputError for an unknown name.
+    `nvfp4` stores matrices of attention and feed-forward as NVIDIA's Model Optimizer does. Weights of 8
+    bits and fewer are converted to bf16 for products; fp8 and nvfp4 are multiplied directly if the machine can. Raises
+    InputError for an unknown name.
     """
+    if name.lower() == NVFP4:
+        return _nvfp4()
     if grouped := GROUPED.fullmatch(name):
         return _grouped(grouped[1].lower(), int(grouped[2]))
     plain = find_dtype(name)
@@ -71,16 +77,36 @@ def _grouped(base: str, group: int) -> Precision:
     scale = SQUARE_SCALE / group**2 if base == "fp8" else SCALES[base] / group
     each = PLAIN[base] + scale
 
+    return Precision(
+        name=f"{base}:{group}",
+        activation="bf16",
+        compute="fp8" if base == "fp8" else "bf16",
+        held=_matrices(lambda weight: weight.size * each),
+        note=MATRICES,
+    )
+
+
+MATRICES = "attention and feed-forward matrices with their scales; embeddings, head, routers, norms, biases in bf16"
+
+
+def _matrices(stored: Callable[[Weight], Fraction]) -> Held:
+    """Returns the bytes of a weight where only matrices of attention and feed-forward are `stored` so."""
+
     def held(path: str, weight: Weight, owner: Part) -> Fraction:
         if weight.format is not None:
             return Fraction(math.prod(weight.stored_shape))
         matrix = weight.role == "matrix" and owner.kind in QUANTISED_KINDS
-        return weight.size * (each if matrix else PLAIN["bf16"])
+        return stored(weight) if matrix else weight.size * PLAIN["bf16"]
 
-    note = "attention and feed-forward matrices with their scales; embeddings, head, routers, norms, biases in bf16"
-    return Precision(
-        name=f"{base}:{group}", activation="bf16", compute="fp8" if base == "fp8" else "bf16", held=held, note=note
-    )
+    return held
+
+
+def _nvfp4() -> Precision:
+    def stored(weight: Weight) -> Fraction:
+        groups = weight.size // weight.shape[-1] * math.ceil(weight.shape[-1] / NVFP4_GROUP)
+        return weight.size * Fraction(1, 2) + groups + NVFP4_MATRIX * math.prod(weight.shape[:-2])
+
+    return Precision(name=NVFP4, activation="bf16", compute="fp4", held=_matrices(stored), note=MATRICES)
 
 
 def cache_bytes(name: str, activation: str = "bf16") -> Fraction | int | CacheFormat:

@@ -14,22 +14,22 @@ from torch import Tensor
 from asbuilt.errors import InputError
 from asbuilt.nn.experts import SCORES, MixtureOfExperts, Router
 from asbuilt.nn.model import Model
-from asbuilt.train.ranks import Ranks
+from asbuilt.train.ranks import ALONE, Ranks
 from asbuilt.train.settings import Experts
 
 
-def auxiliary_loss(router: Router, logits_NE: Tensor, chosen_Nk: Tensor) -> Tensor:
+def auxiliary_loss(router: Router, logits_NE: Tensor, chosen_Nk: Tensor, share_E: Tensor | None = None) -> Tensor:
     """Returns E sum_e f_e p_e: the share f of all choices that an expert has, times its mean probability p.
 
     1 for choices and probabilities that are equal over the experts, whatever k, since both sum to 1; E if one expert
     has all. Fedus et al. 2021 (arXiv 2101.03961), equations 4 to 6; where f is counted per token instead, as in
     Mixtral's code, the balanced value is k. Scores other than a softmax are divided by their sum (DeepSeek-V3, arXiv
-    2412.19437, equations 17 to 20).
+    2412.19437, equations 17 to 20). `share_E` are the shares of all choices, if there are more than these.
     """
     n_experts = logits_NE.shape[-1]
     scores_NE = SCORES[router.part.scoring](logits_NE.float())
     p_E = (scores_NE / scores_NE.sum(-1, keepdim=True)).mean(0)
-    f_E = counts(chosen_Nk, n_experts) / chosen_Nk.numel()
+    f_E = counts(chosen_Nk, n_experts) / chosen_Nk.numel() if share_E is None else share_E
     return n_experts * (f_E * p_E).sum()
 
 
@@ -51,6 +51,13 @@ def router_z_loss(logits_NE: Tensor) -> Tensor:
 def counts(chosen_Nk: Tensor, n_experts: int) -> Tensor:
     """Returns how many choices fell on each expert, (E,)."""
     return torch.bincount(chosen_Nk.flatten(), minlength=n_experts).float()
+
+
+def _shares(told: list[tuple[Router, Tensor, Tensor]], ranks: Ranks) -> list[Tensor]:
+    """Returns each router's shares of the choices of all ranks, (E,), which are counted in one sum."""
+    found = [counts(chosen_Nk, logits_NE.shape[-1]) for _, logits_NE, chosen_Nk in told]
+    total = ranks.summed(torch.cat(found)).split([len(one) for one in found])
+    return [one / one.sum() for one in total]
 
 
 class Routing:
@@ -108,17 +115,25 @@ class Routing:
         found = counts(chosen_Nk, logits_NE.shape[-1])
         self.loads[router] = self.loads[router] + found if router in self.loads else found
 
-    def loss(self, weight: float, sequences: int = 1) -> Tensor | None:
+    @property
+    def weighs(self) -> bool:
+        """Whether the loss has terms of the routers."""
+        given = self.settings
+        return bool(self.routers) and bool(given.auxiliary or given.z_loss or given.sequence)
+
+    def loss(self, weight: float, sequences: int = 1, ranks: Ranks = ALONE) -> Tensor | None:
         """Returns the weighted losses of the last batch, averaged over the routers; None if there are none.
 
-        `sequences` is the number of equal ones that a batch has.
+        `sequences` is the number of equal ones that a batch has. The auxiliary loss counts the choices of all ranks'
+        shares of the batch; `weight` is this rank's.
         """
         given, told = self.settings, self._told
-        if not told or not (given.auxiliary or given.z_loss or given.sequence):
+        if not told or not self.weighs:
             return None
         total = torch.zeros((), device=told[0][1].device)
         if given.auxiliary:
-            balance = torch.stack([auxiliary_loss(*one) for one in told]).mean()
+            shares = _shares(told, ranks)
+            balance = torch.stack([auxiliary_loss(*one, f_E) for one, f_E in zip(told, shares, strict=True)]).mean()
             self.balances.append(balance.detach() * weight)
             total = total + given.auxiliary * balance
         if given.sequence:
@@ -144,6 +159,8 @@ class Routing:
         self.loads = {router: ranks.summed(load_E) for router, load_E in self.loads.items()}
         if self.balances:
             self.balances = [ranks.summed(torch.stack(self.balances).sum())]
+        if self._dropped:
+            self._dropped = [ranks.summed(torch.stack(self._dropped).mean()) / ranks.count]
 
     @torch.no_grad()
     def correct(self) -> None:

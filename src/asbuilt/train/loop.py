@@ -13,11 +13,8 @@ from __future__ import annotations
 import json
 import math
 import os
-import secrets
-import shutil
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -25,9 +22,8 @@ from typing import Any
 
 import torch
 
-from asbuilt.checkpoint.save import GENERATION_KEYS, save
-from asbuilt.checkpoint.save_adapter import save_adapter
-from asbuilt.checkpoint.source import TOKENIZER, Source, open_model
+from asbuilt.checkpoint.save import GENERATION_KEYS
+from asbuilt.checkpoint.source import open_model
 from asbuilt.errors import InputError
 from asbuilt.families import Reading, read_config
 from asbuilt.nn.build import build, initialise
@@ -38,13 +34,17 @@ from asbuilt.train import recipe as recipes
 from asbuilt.train.batch import IGNORED, Data
 from asbuilt.train.corpus import TOKENS, read_corpus
 from asbuilt.train.data import PairData
+from asbuilt.train.divisible import require_spread, require_stages, tensor_share
 from asbuilt.train.experts import Routing
+from asbuilt.train.export import ADAPTER, EXPORTED, export
 from asbuilt.train.norms import Norms, Watched
 from asbuilt.train.optimizer import Optimizers, optimizers
+from asbuilt.train.precision import AUTOCAST, faster
 from asbuilt.train.ranks import ALONE, Ranks
 from asbuilt.train.rate import matrix_rate, training_flops
 from asbuilt.train.recipe import Recipe
 from asbuilt.train.recompute import recompute_blocks
+from asbuilt.train.settings import Precision
 from asbuilt.train.state import Position, checkpoints, load_state, read_recipe, remove_old, save_state
 from asbuilt.train.step import NotFinite, Stepped, evaluate, train_step
 from asbuilt.train.text import Vocabulary
@@ -52,15 +52,13 @@ from asbuilt.train.tune import chat_data, referred, tuned_model
 from asbuilt.train.tune_settings import require_tunable
 from asbuilt.train.width import scales
 
-RECIPE, LOG, STATES, EXPORTED = "recipe.toml", "log.jsonl", "checkpoints", "model"
-ADAPTER = "adapter"  # the folder of adapters, which take the model's place
+RECIPE, LOG, STATES = "recipe.toml", "log.jsonl", "checkpoints"
 # Sections and keys that a resumed run may change: what is written when, not what is computed.
 FREE = ("run.out", "run.log_every", "run.validate_every", "run.save_every", "run.keep", "data.text")
 FREE += ("run.norms_every", "run.sample_every", "run.prompt", "run.sample_tokens", "run.sample_temperature")
 FREE += ("run.plot", "run.tensorboard", "run.wandb")
 FREE += ("data.chat", "data.preferences")
 FREE_SECTIONS = ("parallel",)  # which processes compute it
-AUTOCAST = {"fp32": None, "bf16": torch.bfloat16}
 TRAINED: tuple[Gives, ...] = ("logits",)
 DECODER, ENCODER, BOTH = "a decoder", "an encoder", "an encoder-decoder"
 WANTED = {
@@ -99,6 +97,7 @@ class Progress:
     gradients: dict[str, float] | None = None
     updates: dict[str, float] | None = None
     note: str | None = None
+    precision: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +134,8 @@ class Run:
     vocabulary: Vocabulary
     note: str = ""
     """What was cut of the data, in words."""
+    precision: str = ""
+    """Which precision was chosen and why, in words, where the recipe leaves it open."""
     position: Position = field(default_factory=Position)
     flops: int = 0
     """FLOPs of the steps since the process began."""
@@ -174,7 +175,7 @@ class Run:
         )
         self.position = replace(at, step=at.step + 1, tokens=at.tokens + made.tokens)
         spec = self.model.spec if self.recipe.tune.adapters else self.reading.spec
-        self.flops += sum(training_flops(spec, batch) for batch in batches)
+        self.flops += sum(training_flops(spec, batch) for batch in batches) // ranks.together
         self.norms = None if watched is None else watched.norms()
         return made
 
@@ -203,21 +204,29 @@ class Run:
         return nbytes / counted if counted else None
 
 
-def prepare(recipe: Recipe, divide: Callable[[Model], None] = lambda _: None) -> Run:
+def prepare(recipe: Recipe, divide: Callable[[Model], Model] = lambda model: model) -> Run:
     """Returns a run at its beginning: data read, model built, initialised, and divided over devices by `divide`."""
     data, vocabulary, note = read_data(recipe, Path(recipe.run.out))
     reading = described(recipe, vocabulary.n_vocab)
+    # refuse before anything is built
+    tensor_share(reading.spec, recipe.parallel.tensor, recipe.parallel.vocabulary)
+    require_spread(reading.spec, recipe.parallel.expert)
+    require_stages(reading.spec, recipe)
     if recipe.model.weights:
         model = tuned_model(recipe.model.source, recipe.tune, recipe.run.seed)
     else:
         model = build(reading.spec, seed=None)
         scaled = scales(reading.spec, recipe.model.base_width)
         initialise(model, recipe.run.seed, recipe.model.std, {path: one.std for path, one in scaled.items()})
-    recompute_blocks(model, recipe.step.checkpointing)
     Routing(model, recipe.experts)  # refuses losses of experts that are not there
     if recipe.data.preferences:
         data = with_references(recipe, data, model)
-    divide(model)
+    model = divide(model)
+    recompute_blocks(model, recipe.step.checkpointing)
+    said = ""
+    if recipe.step.precision == "auto":
+        precision, why = faster(model, data.batch(0).to(model.device), recipe)
+        recipe, said = with_precision(recipe, precision), f"{precision}: {why}"
     return Run(
         recipe=recipe,
         model=model,
@@ -226,7 +235,13 @@ def prepare(recipe: Recipe, divide: Callable[[Model], None] = lambda _: None) ->
         reading=reading,
         vocabulary=vocabulary,
         note=note,
+        precision=said,
     )
+
+
+def with_precision(recipe: Recipe, precision: Precision) -> Recipe:
+    """Returns the recipe with the precision that was left open."""
+    return replace(recipe, step=replace(recipe.step, precision=precision))
 
 
 def read_data(recipe: Recipe, out: Path) -> tuple[Data, Vocabulary, str]:
@@ -304,12 +319,19 @@ def run(
     """
     require_startable(recipe, resume=resume)
     last = last_checkpoint(recipe) if resume else None
-    made = prepare(recipe)
+    made = prepare(settled(recipe, last))
     if last is not None:
         made.position = load_state(last, made.model, made.optimizer)
     if resume:
         cut_log(made.folder / LOG, -1 if last is None else made.position.step)
     return Loop(made, report, sample).finish()
+
+
+def settled(recipe: Recipe, last: Path | None) -> Recipe:
+    """Returns the recipe with the precision of the run that goes on from `last`, where it is left open."""
+    if last is None or recipe.step.precision != "auto":
+        return recipe
+    return with_precision(recipe, read_recipe(last)["step"]["precision"])
 
 
 class Loop:
@@ -349,6 +371,8 @@ class Loop:
         with (one.folder / LOG if one.ranks.first else Path(os.devnull)).open("a", encoding="utf-8") as log:
             if one.note:
                 self._say(log, Progress(step=one.position.step, steps=settings.steps, note=one.note))
+            if one.precision:
+                self._say(log, Progress(step=one.position.step, steps=settings.steps, precision=one.precision))
             if one.position.step == 0:
                 self._validate(log)
             while one.position.step < settings.steps:
@@ -420,7 +444,8 @@ class Loop:
 
     def export(self) -> None:
         """Writes the trained model."""
-        export(self.run)
+        one = self.run
+        export(one.recipe, one.model, one.reading, one.vocabulary)
 
     def _say(self, log: Any, progress: Progress) -> None:  # noqa: ANN401
         """Reports, and writes a line of the log."""
@@ -457,57 +482,6 @@ class Loop:
         return f"the last checkpoint is {kept[-1]}" if kept else "no checkpoint was written yet"
 
 
-def export(one: Run) -> Path:
-    """Writes the model beside its tokenizer, in place of what was exported before; returns the folder."""
-    if one.recipe.tune.adapters and one.reading.family:
-        return export_adapter(one)
-    folder = one.folder / EXPORTED
-    with _replacing(folder) as fresh:
-        beside = fresh.with_name(fresh.name + ".tokenizer")
-        try:
-            beside.mkdir()
-            (beside / TOKENIZER).write_text(json.dumps(one.vocabulary.document, ensure_ascii=False), encoding="utf-8")
-            save(
-                one.model,
-                fresh,
-                family=None if one.recipe.tune.adapters else one.reading.family or None,
-                carried=one.reading.carried,
-                tokenizer_from=one.vocabulary.source
-                or Source(kind="folder", name="tokenizer", reading=one.reading, path=beside),
-            )
-        finally:
-            shutil.rmtree(beside, ignore_errors=True)
-    return folder
-
-
-def export_adapter(one: Run) -> Path:
-    """Writes the adapters in PEFT's layout, in place of what was exported before; returns the folder."""
-    folder, source = one.folder / ADAPTER, one.recipe.model.source
-    base = str(Path(source).absolute()) if Path(source).exists() else source
-    with _replacing(folder) as fresh:
-        save_adapter(one.model, fresh, family=one.reading.family, base=base)
-    return folder
-
-
-@contextmanager
-def _replacing(folder: Path) -> Iterator[Path]:
-    """Yields the name of a folder to write, which takes the place of `folder` at the end."""
-    for left in folder.parent.glob(f".{folder.name}.*"):  # by a process that was killed
-        shutil.rmtree(left, ignore_errors=True)
-    fresh = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.new")
-    try:
-        yield fresh
-        if folder.exists():
-            old = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.removed")
-            folder.rename(old)
-            fresh.rename(folder)
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            fresh.rename(folder)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
-
-
 def require_new(recipe: Recipe) -> None:
     """Raises InputError if the folder of the run holds anything."""
     folder = Path(recipe.run.out)
@@ -526,7 +500,8 @@ def last_checkpoint(recipe: Recipe) -> Path | None:
     for section, values in now.items():
         for key, value in values.items():
             name, old = f"{section}.{key}", then.get(section, {}).get(key)
-            if value != old and name not in FREE and section not in FREE_SECTIONS:
+            chosen = name == "step.precision" and value == "auto"  # then it stays as it was chosen
+            if value != old and not chosen and name not in FREE and section not in FREE_SECTIONS:
                 raise InputError(f"the run has {old!r}", field=name, value=value, fix="a changed run is another run")
     return found[-1]
 

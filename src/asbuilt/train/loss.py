@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asbuilt.nn.model import Model
@@ -30,6 +29,9 @@ class Loss(NamedTuple):
     nats: Tensor
 
 
+Measure = Callable[[Tensor, Tensor, float], Loss]  # of a chunk's logits, targets, and the z-loss's weight
+
+
 def loss_of(model: Model, batch: Batch, *, z: float = 0.0, rows: int | None = None) -> Loss:
     """Returns the summed loss of a batch, in chunks of so many of its targets, by default of 2^24 logits."""
     with headless(model):
@@ -39,7 +41,8 @@ def loss_of(model: Model, batch: Batch, *, z: float = 0.0, rows: int | None = No
         kept_N = targets_N != IGNORED
         x_NM, targets_N = x_NM[kept_N], targets_N[kept_N]
     rows = rows or max(1, CHUNK // model.spec.n_vocab)
-    return cross_entropy(model.scores, x_NM, targets_N, head_parameters(model), z=z, rows=rows)
+    held = head_parameters(model)
+    return cross_entropy(model.scores, x_NM, targets_N, held, z=z, rows=rows, measure=model.measured)
 
 
 def cross_entropy(
@@ -50,16 +53,20 @@ def cross_entropy(
     *,
     z: float = 0.0,
     rows: int,
+    measure: Measure | None = None,
 ) -> Loss:
     """Returns sum_n (ln Z_n - l_n[target]) + z (ln Z_n)^2 of logits l = scores(x), Z = sum of e^l.
 
     The z-loss keeps ln Z near 0 (Chowdhery et al. 2022, arXiv 2204.02311, section 5). `parameters` are all that
-    `scores` uses; `rows` is the size of a chunk; a single one is differentiated by autograd as usual.
+    `scores` uses; `rows` is the most of a chunk; a single one is differentiated by autograd as usual. `measure` sums a
+    chunk of logits, if not `measured`.
     """
+    measure = measure or measured
+    rows = max(1, -(-len(x_NM) // max(1, -(-len(x_NM) // rows))))  # as many chunks, of equal size
     if not torch.is_grad_enabled() or len(x_NM) <= rows:
-        return _summed([_measured(scores(x), t, z) for x, t in _chunks(x_NM, targets_N, rows)], x_NM)
+        return _summed([measure(scores(x), t, z) for x, t in _chunks(x_NM, targets_N, rows)], x_NM)
     used = [one for one in parameters if one.requires_grad]
-    return Loss(*ChunkedLoss.apply(scores, targets_N, z, rows, used, x_NM, *used))
+    return Loss(*ChunkedLoss.apply(scores, measure, targets_N, z, rows, used, x_NM, *used))
 
 
 @contextmanager
@@ -83,15 +90,9 @@ def _chunks(x_NM: Tensor, targets_N: Tensor, rows: int) -> Iterator[tuple[Tensor
         yield x_NM[start : start + rows], targets_N[start : start + rows]
 
 
-def _measured(logits_NV: Tensor, targets_N: Tensor, z: float) -> Loss:
+def measured(logits_NV: Tensor, targets_N: Tensor, z: float) -> Loss:
     """Returns the sums of one chunk, computed in float32 or wider."""
-    wide_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
-    if z == 0.0:
-        nats = F.cross_entropy(wide_NV, targets_N, reduction="sum")
-        return Loss(nats, nats.detach())
-    log_z_N = wide_NV.logsumexp(-1)
-    nats = (log_z_N - wide_NV.gather(-1, targets_N[:, None])[:, 0]).sum()
-    return Loss(nats + z * log_z_N.square().sum(), nats.detach())
+    return Loss(*NegativeLogLikelihood.apply(logits_NV, targets_N, z))
 
 
 def _summed(losses: list[Loss], x_NM: Tensor) -> Loss:
@@ -102,13 +103,49 @@ def _summed(losses: list[Loss], x_NM: Tensor) -> Loss:
     return Loss(torch.stack([one.total for one in losses]).sum(), torch.stack([one.nats for one in losses]).sum())
 
 
+class NegativeLogLikelihood(torch.autograd.Function):
+    """Both sums, of logits l; dl = p (1 + 2 z ln Z) - 1[target] takes the place of ln p, which is all that is saved.
+
+    PyTorch's own cross-entropy fills a tensor of that size with zeros for the gradient of ln p, and another with dl. A
+    second backward pass over the same graph raises RuntimeError, as ln p is gone.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits_NV: Tensor, targets_N: Tensor, z: float) -> tuple[Tensor, Tensor]:  # noqa: ANN401, D102
+        wide = torch.promote_types(logits_NV.dtype, torch.float32)
+        wide_NV = logits_NV.to(wide)
+        log_z_N = wide_NV.logsumexp(-1) if z else None
+        # a copy is not needed again
+        log_p_NV = torch.log_softmax(wide_NV, -1, out=None if wide_NV is logits_NV else wide_NV)
+        nats = -log_p_NV.gather(-1, targets_N[:, None]).sum()
+        ctx.save_for_backward(log_p_NV, targets_N, log_z_N)
+        ctx.z, ctx.dtype = z, logits_NV.dtype
+        ctx.mark_non_differentiable(nats)
+        total = nats.clone() if log_z_N is None else nats + z * log_z_N.square().sum()
+        return total, nats
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, d: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401, D102  # pyright: ignore[reportIncompatibleMethodOverride]
+        log_p_NV, targets_N, log_z_N = ctx.saved_tensors
+        dl_NV = log_p_NV.exp_()
+        if log_z_N is not None:
+            dl_NV.mul_(1 + 2 * ctx.z * log_z_N[:, None])
+        dl_NV.scatter_add_(-1, targets_N[:, None], dl_NV.new_full((len(targets_N), 1), -1.0))
+        return dl_NV.mul_(d).to(ctx.dtype), None, None
+
+
 class ChunkedLoss(torch.autograd.Function):
-    """Both sums, with the gradients of each chunk computed in the forward pass, and scaled in the backward pass."""
+    """Both sums, with the gradients of each chunk computed in the forward pass; the backward pass scales them in place.
+
+    A second backward pass raises RuntimeError.
+    """
 
     @staticmethod
     def forward(  # noqa: D102
         ctx: Any,  # noqa: ANN401
         scores: Scores,
+        measure: Measure,
         targets_N: Tensor,
         z: float,
         rows: int,
@@ -121,13 +158,14 @@ class ChunkedLoss(torch.autograd.Function):
         for (x, targets), dx in zip(_chunks(x_NM, targets_N, rows), dx_NM.split(rows), strict=True):
             piece = x.detach().requires_grad_()
             with torch.enable_grad():
-                loss = _measured(scores(piece), targets, z)
+                loss = measure(scores(piece), targets, z)
                 found, *more = torch.autograd.grad(loss.total, [piece, *used], allow_unused=True)
             dx.copy_(found)
             held = [
                 new if old is None else old if new is None else old.add_(new)
                 for old, new in zip(held, more, strict=True)
             ]
+            del found, more  # else alive beside the next chunk's logits
             sums.append(Loss(loss.total.detach(), loss.nats))
         ctx.save_for_backward(dx_NM, *held)
         total, nats = _summed(sums, x_NM)
@@ -138,4 +176,4 @@ class ChunkedLoss(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, d: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401, D102  # pyright: ignore[reportIncompatibleMethodOverride]
         dx_NM, *held = ctx.saved_tensors
-        return (None,) * 5 + (dx_NM * d, *(None if one is None else one * d for one in held))
+        return (None,) * 6 + (dx_NM.mul_(d), *(None if one is None else one.mul_(d) for one in held))

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from asbuilt.errors import InputError, one_of
 from asbuilt.nn.build import built_parameters
@@ -29,12 +29,18 @@ class Optimizers:
     def __init__(self, made: Iterable[tuple[torch.optim.Optimizer, float]]) -> None:
         self.made = list(made)
 
-    def step(self, factor: float = 1.0) -> None:
-        """Steps them at the peak learning rates times `factor`."""
+    def step(self, factor: float = 1.0, excess: Tensor | None = None) -> None:
+        """Steps them at the peak learning rates times `factor`, after dividing the gradients by `excess`, if given.
+
+        A fused kernel divides as it reads them, and writes them back: one pass over all gradients less.
+        """
         for one, peak in self.made:
             for group in one.param_groups:
                 group["lr"] = peak * group.get("scale", 1.0) * factor
-            one.step()
+            if excess is None:
+                one.step()
+            else:
+                _step_divided(one, excess)
 
     def zero_grad(self) -> None:
         """Frees all gradients."""
@@ -45,6 +51,21 @@ class Optimizers:
     def parameters(self) -> list[nn.Parameter]:
         """All parameters that are stepped."""
         return [parameter for one, _ in self.made for group in one.param_groups for parameter in group["params"]]
+
+
+def _step_divided(one: torch.optim.Optimizer, excess: Tensor) -> None:
+    if one.defaults.get("fused"):
+        one.grad_scale = excess  # pyright: ignore[reportAttributeAccessIssue]  # as torch.amp.GradScaler sets it
+        try:
+            one.step()
+        finally:
+            del one.grad_scale  # pyright: ignore[reportAttributeAccessIssue]
+        return
+    for group in one.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                parameter.grad.div_(excess)
+    one.step()
 
 
 def optimizers(model: Model, given: Settings, base_width: int = 0) -> Optimizers:
@@ -84,15 +105,17 @@ def trainable(model: Model) -> list[Trained]:
 def _groups(held: list[Trained], given: Settings, scaled: Mapping[str, Scales]) -> list[dict[str, object]]:
     """Returns the groups of parameters with equal weight decay and scale of the learning rate.
 
-    Decay is multiplied by the learning rate: a scaled one decays as much a step as one that is not.
+    Decay is multiplied by the learning rate: a scaled one decays as much a step as one that is not. Parameters that
+    other ranks divide are in other groups, since one operation updates a group's.
     """
-    found: dict[tuple[float, float], list[nn.Parameter]] = {}
+    found: dict[tuple[float, float, object], list[nn.Parameter]] = {}
     for one in held:
         scale = scaled[one.path].lr
         decay = given.weight_decay / scale if one.role in given.decayed else 0.0
-        found.setdefault((decay, scale), []).append(one.parameter)
+        mesh = getattr(one.parameter, "device_mesh", None)
+        found.setdefault((decay, scale, mesh), []).append(one.parameter)
     ordered = sorted(found.items(), key=lambda each: -each[0][0])
-    return [{"params": held, "weight_decay": decay, "scale": scale} for (decay, scale), held in ordered]
+    return [{"params": held, "weight_decay": decay, "scale": scale} for (decay, scale, _), held in ordered]
 
 
 def _plain(given: Settings, groups: list[dict[str, object]]) -> torch.optim.Optimizer:

@@ -6,8 +6,10 @@ from asbuilt.catalog.machine import Machine
 from asbuilt.errors import InputError
 from asbuilt.plan.train import TrainPlan, train
 from asbuilt.spec import Model
+from asbuilt.train.divisible import require_spread, require_stages, tensor_share
 from asbuilt.train.loss import CHUNK
 from asbuilt.train.recipe import Recipe
+from asbuilt.train.settings import Precision
 
 OPTIMIZERS = {"sgd": "sgd-momentum"}  # the plan's name, where it is another
 
@@ -17,40 +19,76 @@ def planned(recipe: Recipe, spec: Model, machine: Machine) -> TrainPlan:
 
     Adapters are added to the spec. A chat is counted as if it had all of `context`, and a pair as two of them.
     """
-    data, step, tune, ranks = recipe.data, recipe.step, recipe.tune, recipe.parallel.ranks or 1
-    require_planned(recipe, ranks)
-    batch = data.batch // ranks * (2 if data.preferences else 1)
+    data, step, tune, given = recipe.data, recipe.step, recipe.tune, recipe.parallel
+    ranks, shares = ranks_of(recipe), shares_of(recipe)
+    own = tensor_share(spec, given.tensor, given.vocabulary)
+    require_spread(spec, given.expert)
+    require_stages(spec, recipe)
+    batch = data.batch // shares * (2 if data.preferences else 1)
     targets = batch * data.context
-    rows = step.loss_rows or max(1, CHUNK // spec.n_vocab)
+    rows = step.loss_rows or max(1, CHUNK // own.n_vocab)
     return train(
         spec,
         machine,
         seq=data.context,
         batch=batch,
         gpus=ranks,
-        zero=0 if recipe.parallel.shard == 1 or ranks == 1 else 3,
+        tp=given.tensor,
+        pp=given.pipeline,
+        interleave=1,
+        ep=given.expert,
+        sequence_parallel=False,
+        divide_vocabulary=given.vocabulary,
+        zero=0 if given.shard == 1 or shares == 1 else 3,
         accumulate=step.accumulate,
         optimizer=OPTIMIZERS.get(recipe.optimizer.name, recipe.optimizer.name),
         dtype="fp32",  # of weights, gradients and state; autocast narrows products alone
         checkpointing=step.checkpointing,
         chunked_loss=max(1, -(-targets // rows)),
+        loss="asbuilt",
         lora=tune.rank if tune.adapters else None,
         targets=(tune.targets or None) if tune.adapters else None,
-        tokens=float(recipe.run.steps * step.accumulate * targets * ranks),
+        tokens=float(recipe.run.steps * step.accumulate * targets * shares),
     )
 
 
-def require_planned(recipe: Recipe, ranks: int) -> None:
-    """Raises InputError unless the training plan knows such a division over ranks."""
-    shard, batch = recipe.parallel.shard, recipe.data.batch
-    if shard not in (0, 1, ranks):
+def ranks_of(recipe: Recipe) -> int:
+    """Returns the processes that a recipe asks for: as many as it must have, if it does not say."""
+    given = recipe.parallel
+    return given.ranks or given.tensor * given.pipeline * given.expert
+
+
+def likely(recipe: Recipe, machine: Machine) -> Precision:
+    """Returns the precision of the run's products; where the run is to choose, the one of the higher rate."""
+    if recipe.step.precision != "auto":
+        return recipe.step.precision
+    faster = machine.rates.get("bf16", 0.0) > machine.rates.get("fp32", 0.0)
+    return "bf16" if faster else "fp32"
+
+
+def shares_of(recipe: Recipe) -> int:
+    """Returns into how many shares a batch is divided; raises InputError if the plan knows no such division."""
+    given, batch = recipe.parallel, recipe.data.batch
+    ranks = ranks_of(recipe)
+    if ranks % given.tensor:
+        raise InputError(field="parallel.tensor", value=given.tensor, allowed=f"a divisor of the {ranks} ranks")
+    ways = given.tensor * given.pipeline
+    if ranks % ways:
+        allowed = f"such that tensor x pipeline = {ways} divides the {ranks} ranks"
+        raise InputError(field="parallel.pipeline", value=given.pipeline, allowed=allowed)
+    shares = ranks // ways
+    if given.shard not in (0, 1, shares):
         raise InputError(
             "the plan knows weights that all ranks divide, or none",
             field="parallel.shard",
-            value=shard,
-            allowed=f"0, 1 or {ranks} for --dry-run",
+            value=given.shard,
+            allowed=f"0, 1 or {shares} for --dry-run",
         )
-    if batch % ranks:
+    if shares % given.expert:
+        allowed = f"a divisor of the {shares} data-parallel ranks"
+        raise InputError(field="parallel.expert", value=given.expert, allowed=allowed)
+    if batch % shares:
         raise InputError(
-            f"{ranks} ranks share a batch equally", field="data.batch", value=batch, allowed=f"a multiple of {ranks}"
+            f"{shares} ranks share a batch equally", field="data.batch", value=batch, allowed=f"a multiple of {shares}"
         )
+    return shares

@@ -20,6 +20,7 @@ class Ranks:
     number: int = 0
     count: int = 1
     first: bool = True  # the one that reports, and writes the log and the exported model
+    together: int = 1  # processes that compute one share of a batch
 
     def total(self, value: float) -> float:
         """Returns the sum of the ranks' values."""
@@ -32,13 +33,34 @@ class Ranks:
     def begin(self, model: Model, last: bool) -> None:
         """Prepares for the next micro-batch of a step, or for its last."""
 
-    def norm(self, gradients: Sequence[Tensor]) -> Tensor:
-        """Returns the norm of the whole gradient."""
-        return torch.nn.utils.get_total_norm(gradients, foreach=True)
+    def pipelined(
+        self, batches: Sequence[Batch], counted: int, *, z: float, rows: int | None, autocast: torch.dtype | None
+    ) -> Tensor | None:
+        """Computes the gradients of a step by a pipeline, and returns this rank's nats; None if there is none."""
+        return None
 
-    def finite(self, tensor: Tensor) -> bool:
-        """Returns whether all numbers of a tensor, wherever they are, are finite."""
-        return bool(tensor.isfinite().all())
+    def nats(self, batch: Batch, *, rows: int | None) -> Tensor | None:
+        """Returns this rank's nats of a batch that passes through a pipeline; None if there is none."""
+        return None
+
+    def overall(self, value: float) -> float:
+        """Returns the sum of the values of all ranks and stages."""
+        return self.total(value)
+
+    def finish(self) -> None:
+        """Completes the gradients after the last micro-batch of a step."""
+
+    def norm(self, parameters: Sequence[Tensor]) -> Tensor:
+        """Returns the norm of the whole gradient."""
+        return torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None], foreach=True)
+
+    def clip(self, parameters: Sequence[Tensor], most: float, norm: Tensor) -> None:
+        """Scales the gradient, which has this norm, to at most another."""
+        torch.nn.utils.clip_grads_with_norm_(parameters, most, norm, foreach=True)
+
+    def least(self, value: int) -> int:
+        """Returns the least value of any process."""
+        return value
 
     def share(self, batch: Batch) -> Batch:
         """Returns this rank's share of a batch."""

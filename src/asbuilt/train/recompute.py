@@ -1,17 +1,21 @@
 """Activation checkpointing: blocks whose activations are computed again in the backward pass.
 
 `full` keeps a block's input alone and runs the whole block twice (Chen et al. 2016, arXiv 1604.06174). `selective`
-keeps the results of matrix products and of attention too, and repeats only what is cheap: norms, activations, sums, and
-products that are larger than both their factors: attention's scores, where no fused kernel computes them.
+keeps the results of matrix products and of attention too, and what other ranks have sent, and repeats only what is
+cheap: norms, activations, sums, and products that are larger than both their factors: attention's scores, where no
+fused kernel computes them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
@@ -34,6 +38,7 @@ KEPT = frozenset(
         aten._scaled_dot_product_cudnn_attention.default,
     }
 )
+RECEIVED = frozenset({torch.ops._c10d_functional.all_to_all_single.default} if dist.is_available() else ())
 BATCHED = frozenset({aten.bmm.default, aten.baddbmm.default})
 
 
@@ -80,6 +85,8 @@ class Selection:
         known, seen = self.count, {False: 0, True: 0}
 
         def policy(at: Any, op: Any, *args: Any, **more: Any) -> CheckpointPolicy:  # noqa: ANN401
+            if op in RECEIVED:
+                return CheckpointPolicy.MUST_SAVE
             cheap = op not in KEPT or (op in BATCHED and _larger(*args[-2:]))
             if cheap or not torch.is_grad_enabled():  # an indexer's scores may change in place
                 return CheckpointPolicy.PREFER_RECOMPUTE
@@ -88,7 +95,29 @@ class Selection:
             last = self.added and seen[at.is_recompute] == known
             return CheckpointPolicy.PREFER_RECOMPUTE if last else CheckpointPolicy.MUST_SAVE
 
-        return create_selective_checkpoint_contexts(policy)
+        first, repetition = create_selective_checkpoint_contexts(policy)
+        return first, _from_kept(repetition)
+
+
+_REPEATS = ContextVar("repeats", default=False)
+
+
+@contextmanager
+def _from_kept(repetition: Any) -> Iterator[None]:  # noqa: ANN401
+    token = _REPEATS.set(True)
+    try:
+        with repetition:
+            yield
+    finally:
+        _REPEATS.reset(token)
+
+
+def products_are_kept() -> bool:
+    """Returns whether a block is being repeated from the products of its first pass: they are as that pass left them.
+
+    What has changed such a product in place must not do so again.
+    """
+    return _REPEATS.get()
 
 
 def _larger(a: Tensor, b: Tensor) -> bool:

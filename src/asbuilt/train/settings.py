@@ -10,7 +10,7 @@ from asbuilt.spec.part import Role
 
 Name = Literal["adamw", "adamw-8bit", "adafactor", "muon", "sgd"]
 NAMES: tuple[Name, ...] = get_args(Name)
-Precision = Literal["fp32", "bf16"]
+Precision = Literal["auto", "fp32", "bf16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 Checkpointing = Literal["none", "selective", "full"]
 CHECKPOINTING: tuple[Checkpointing, ...] = get_args(Checkpointing)
@@ -151,7 +151,7 @@ class Step:
     loss_rows: int = 0
     """Targets whose logits are held at once; 0 for as many as have 2^24 logits."""
     precision: Precision = "fp32"
-    """Dtype of products: fp32, or bf16 by autocast, with weights and optimizer state in fp32."""
+    """Of products: fp32; bf16 by autocast, with weights and optimizer state in fp32; auto, the faster one, measured."""
     checkpointing: Checkpointing = "none"
     """Activation checkpointing: none, selective or full."""
 
@@ -196,11 +196,29 @@ class Parallel:
     ranks: int = 0
     """Processes of the run; 0 for as many as torchrun starts."""
     shard: int = 0
-    """Neighbouring ranks that divide weights, gradients and state (FSDP2; HSDP if not all); 0 for all, 1 for none."""
+    """Data-parallel ranks that divide weights, gradients and state (FSDP2; HSDP if not all); 0 for all, 1 for none."""
+    tensor: int = 1
+    """Neighbouring ranks that compute each layer together, each with its heads and columns."""
+    pipeline: int = 1
+    """Stages that a model's blocks are cut into, through which the micro-batches of a step pass (1F1B)."""
+    context: int = 1
+    """Ranks that divide each sequence; 1, since the loop does not have them (`asbuilt plan train --cp` plans them)."""
+    expert: int = 1
+    """Data-parallel ranks over which the experts of mixtures are spread; rows go to them and come back."""
+    vocabulary: bool = True
+    """Whether ranks that compute layers together divide embedding, head and loss by the vocabulary too."""
 
     def __post_init__(self) -> None:
-        for name in ("ranks", "shard"):
-            require_from(f"parallel.{name}", getattr(self, name), 0)
+        for name, least in (("ranks", 0), ("shard", 0), ("tensor", 1), ("pipeline", 1), ("expert", 1)):
+            require_from(f"parallel.{name}", getattr(self, name), least)
+        if self.context != 1:
+            raise InputError(
+                "not trained yet: PyTorch's knows the attention kernels of CUDA alone",
+                field="parallel.context",
+                value=self.context,
+                allowed="1",
+                fix="asbuilt plan train --cp plans it",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,12 +25,16 @@ def run(
                 section, _, key = name.partition(".")
                 asked = getattr(getattr(recipe, section), key)
                 raise InputError("needs a process alone", field=name, value=asked, fix="leave torchrun out")
+        if recipe.step.precision == "auto":  # each process would time for itself
+            raise InputError(
+                "needs a process alone", field="step.precision", value="auto", allowed="fp32 or bf16 under torchrun"
+            )
         for name in ("norms_every", "sample_every"):  # no process has the whole model
             if asked := getattr(recipe.run, name):
                 raise InputError("needs a process alone", field=f"run.{name}", value=asked, allowed="0 under torchrun")
 
         return run_many(recipe, resume=resume, report=report)
-    for name in ("ranks", "shard"):
+    for name in ("ranks", "shard", "tensor", "pipeline", "expert"):
         asked = getattr(recipe.parallel, name)
         if asked > 1:
             raise InputError(

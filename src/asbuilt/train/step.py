@@ -11,8 +11,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from asbuilt.nn.model import Model
+from asbuilt.spec.part import stored_weights
 from asbuilt.train.batch import Batch, Preferences
 from asbuilt.train.experts import Routing
 from asbuilt.train.loss import Loss, loss_of
@@ -66,28 +68,35 @@ def train_step(
     `factor` multiplies the learning rates, `clip` limits the norm of the gradient, `z` weighs the z-loss, `rows` are
     those of a chunk of the loss, and products run in `autocast`, while weights keep their dtype. The losses of
     `experts` are means over the tokens of each batch, which they weigh by its targets. With other `ranks` the
-    batches are this one's shares; loss, gradient and targets are those of all.
+    batches are this one's shares, equal to theirs; loss, gradient and targets are those of all.
     """
     counted = round(ranks.total(sum(batch.counted for batch in batches)))
     optimizer.zero_grad()
     nats = torch.zeros((), device=model.device)
     routing = Routing(model, experts)
-    for i, batch in enumerate(batches):
+    piped = ranks.pipelined(batches, counted, z=z, rows=rows, autocast=autocast)
+    for i, batch in enumerate(batches if piped is None else ()):
         ranks.begin(model, i == len(batches) - 1)
         with casting(model, autocast), routing:
             loss = batch_loss(model, batch, z=z, rows=rows)
         total = loss.total / max(1, counted)
-        more = routing.loss(batch.counted / max(1, counted), len(batch.ids))
+        more = None
+        if routing.weighs:  # means over the tokens of all ranks, each of which has an equal number
+            weight = ranks.total(batch.counted) / max(1, counted) / ranks.count
+            more = routing.loss(weight, len(batch.ids), ranks)
         (total if more is None else total + more).backward()
         nats += loss.nats
+    ranks.finish()
     held = optimizer.parameters
-    norm = ranks.norm([one.grad for one in held if one.grad is not None])
-    loss, size = ranks.total(float(nats)) / max(1, counted), float(norm)
+    norm = ranks.norm(held)
+    loss, size = ranks.overall(float(nats if piped is None else piped)) / max(1, counted), float(norm)
     if not (abs(loss) < float("inf") and size < float("inf")):
         raise NotFinite(first_not_finite(model, ranks), loss)
-    if 0.0 < clip < size:
-        torch.nn.utils.clip_grads_with_norm_(held, clip, norm, foreach=True)
-    optimizer.step(factor)
+    excess = (norm + 1e-6) / clip if 0.0 < clip < size else None
+    if excess is not None and ranks.count > 1:
+        ranks.clip(held, clip, norm)
+        excess = None
+    optimizer.step(factor, excess)
     routing.gather(ranks)
     routing.correct()
     return Stepped(
@@ -114,14 +123,22 @@ def casting(model: Model, dtype: torch.dtype | None) -> AbstractContextManager[o
 
 def first_not_finite(model: Model, ranks: Ranks = ALONE) -> str:
     """Returns the path of the first weight that is not finite, else of the first such gradient, else "the loss"."""
-    held = trainable(model)
-    for path, parameter, *_ in held:
-        if not ranks.finite(parameter):
-            return path
-    for path, parameter, *_ in held:
-        if parameter.grad is not None and not ranks.finite(parameter.grad):
-            return f"the gradient of {path}"
-    return "the loss"
+    paths = [path for path, *_ in stored_weights(model.spec)]
+    order = {path: i for i, path in enumerate(paths)}  # the same on all ranks, whatever each of them holds
+    found = 2 * len(paths)
+    for path, parameter, *_ in trainable(model):
+        if not bool(local(parameter).isfinite().all()):
+            found = min(found, order[path])
+        elif parameter.grad is not None and not bool(local(parameter.grad).isfinite().all()):
+            found = min(found, len(paths) + order[path])
+    found = ranks.least(found)
+    named = [*paths, *(f"the gradient of {path}" for path in paths), "the loss"]
+    return named[found]
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Returns this rank's part of a tensor, which others may hold too."""
+    return getattr(tensor, "to_local", lambda: tensor)()  # of a DTensor
 
 
 @torch.no_grad()
@@ -137,6 +154,7 @@ def evaluate(
     total, counted = 0.0, 0
     for batch in batches:
         with casting(model, autocast):
-            total += float(batch_loss(model, batch, rows=rows).nats)
+            nats = ranks.nats(batch, rows=rows)
+            total += float(batch_loss(model, batch, rows=rows).nats if nats is None else nats)
         counted += batch.counted
-    return ranks.total(total) / max(1.0, ranks.total(counted))
+    return ranks.overall(total) / max(1.0, ranks.total(counted))

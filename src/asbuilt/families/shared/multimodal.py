@@ -78,7 +78,7 @@ class TextOf:
         """Reads the text; raises InputError for another `model_type`, and as the family does."""
         inner, usual = reader.nested(self.key), next(iter(self.texts))
         kind = usual if inner is None else inner.config.get("model_type", usual)
-        if kind not in self.texts:
+        if not isinstance(kind, str) or kind not in self.texts:
             assert inner is not None
             raise inner.error("model_type", value=kind, allowed=" or ".join(self.texts))
         self.texts[kind].read(reader, values)

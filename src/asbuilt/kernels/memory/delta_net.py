@@ -44,23 +44,42 @@ class GatedDeltaNetMemory(MappedMemory[GatedDeltaNet]):
         mixed, output = rows * part.d_mixed, rows * part.d_output
         convolving = (inputs + mixed) * run.width + (8 - run.width) * mixed * (run.width < 4)
         wide = max(4, run.width)
-        tokens = mixed + rows * (part.n_value_heads + 2 * part.n_decays)
+        tokens = mixed - output + rows * (part.n_value_heads + part.n_decays)  # values stay where they were
         held = inputs * run.width + (mixed * run.width if run.width == wide else mixed * (run.width + wide))
-        rule = held + wide * (tokens + self._span(run) + output)
+        size, n = chunks(run)
+        rule = held + wide * (tokens + self._spans(run) + run.batch * n * size * part.d_output)
         after = (inputs + 3 * output) * run.width + rows * part.d_model * run.width
         return max(convolving, rule, after) + self.peak_beside(run)
 
-    def _span(self, run: Pass) -> int:
-        """Returns the numbers of a span of chunks, of the scan, and of the state before and after a chunk.
+    def _spans(self, run: Pass) -> int:
+        """Returns the most numbers of a span of chunks: of a whole one, or of the last one, which is padded.
 
         One token is read against the cached state, which is updated in place.
         """
         part = self.part
-        size, n = chunks(run)
-        heads, state = run.batch * part.n_value_heads, run.batch * part.n_value_heads * part.d_key * part.d_value
         if run.tokens == 1:
-            return 4 * run.batch * part.n_key_heads * part.d_key + 9 * run.batch * part.d_output
-        n = min(n, SPAN)
-        keys = run.batch * part.n_key_heads * n * size * part.d_key
+            keys = run.batch * part.n_key_heads * part.d_key
+            return (9 if part.decays == "channel" else 4) * keys + 9 * run.batch * part.d_output
+        size, n = chunks(run)
+        several, padded = run.batch > 1, run.tokens % size > 0
+        last = self._span(run, (n - 1) % SPAN + 1, n, copied=several or padded)
+        return max(last, self._span(run, SPAN, n, copied=several)) if n > SPAN else last
+
+    def _span(self, run: Pass, n: int, of: int, *, copied: bool) -> int:
+        """Returns the numbers of `n` chunks, of all `of`: while they are prepared, or while they are scanned.
+
+        What the library copies to divide it into chunks are queries, keys, and decays of channels; values in any case.
+        """
+        part, (size, _), later = self.part, chunks(run), of > 1 or run.past > 0
+        heads, states = run.batch * part.n_value_heads, run.batch * part.n_value_heads * part.d_key * part.d_value
+        keys, values = run.batch * part.n_key_heads * n * size * part.d_key, heads * n * size * part.d_value
         pairs = heads * n * size * size
-        return 5 * keys + heads * n * size * part.d_value + 7 * pairs + 2 * state
+        if part.decays == "channel":
+            prepared = max(6 * keys + 5 * pairs, 7 * keys + 2 * pairs) + 3 * keys * copied
+            scanned, chunk = 3 * keys, 6 if later else 2
+        else:
+            prepared = 2 * keys + 7 * pairs + 2 * keys * copied
+            scanned, chunk = (2 + copied) * keys, 8 if later else 4
+        prepared += values + (states if of > SPAN else 0)
+        scanned += values + 3 * pairs + chunk * heads * size * part.d_value + (1 + later) * states
+        return max(prepared, scanned)

@@ -77,7 +77,7 @@ def machine_class(machine: Machine) -> MachineClass:
     """Returns the class of a machine."""
     if machine.kind == "cpu":
         return "cpu"
-    if machine.vendor == "Apple":
+    if machine.shared_memory:
         return "shared memory"
     return "card" if machine.name.startswith(("rtx-", "rx-")) else "datacentre"
 

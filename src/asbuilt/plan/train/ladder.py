@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from asbuilt.kernels.memory.loss import LOGITS_ALIVE
 from asbuilt.plan.lines import Line, Number, total
 from asbuilt.plan.train.optimizers import State
 from asbuilt.plan.train.options import ASSUMPTIONS
 from asbuilt.plan.train.shares import split
-from asbuilt.plan.train.stages import LOGITS_ALIVE, StageMemory
+from asbuilt.plan.train.stages import StageMemory
 
 if TYPE_CHECKING:
     from asbuilt.plan.train.plan import Trial
@@ -18,6 +19,8 @@ KEEPS = {
     "none": "all that autograd saves",
     "selective": "all but what parts declare they can recompute without a product with a weight",
     "full": "each block's input",
+    "megatron-selective": "all but the scores of attention, which are computed again",
+    "torchtitan-op": "each block's input, the results of attention and of every other product",
 }
 
 
@@ -73,15 +76,21 @@ def _state(stage: StageMemory, name: str, of: Callable[[State], int], width: int
     """Returns the line of one kind of state, derived from the number of parameters if it has a fixed width."""
     layout, sharded = stage.layout, stage.layout.zero >= sharded_from
     pieces, numbers, value = [], {}, 0
-    groups = (("", stage.section.dense, layout.replicas), ("experts' ", stage.section.experts, layout.copies))
+    groups = (
+        ("", stage.section.dense, layout.sharded),
+        ("experts' ", stage.section.experts, layout.sharded_experts),
+    )
+    twice = stage.stages_held if sharded_from > 1 or not layout.zero else 1
     for whose, state, ranks in groups:
         whole, ways = of(state), ranks if sharded else 1
-        value += split(whole, ways)
+        value += twice * split(whole, ways)
         if whole:
             said, put_in = _whole(stage, state, whose, name, whole, width)
             numbers |= put_in
             if ways > 1:
                 said, numbers[f"{whose}ranks"] = f"ceil({said} / {{{whose}ranks}})", ways
+            if twice > 1:
+                said, numbers["stages held"] = f"{{stages held}} × {said}", twice
             pieces.append(said)
     note = f"sharded by ZeRO-{layout.zero}" if sharded and max(n for _, _, n in groups) > 1 else ""
     return Line(name=name, value=value, formula=" + ".join(pieces), numbers=numbers, note=note)
@@ -111,7 +120,8 @@ def _moments(stage: StageMemory) -> Iterator[Line]:
             note="the largest of this, the loss and a block's backward pass",
         )
     elif stage.loss_peak >= stage.recompute_peak:
-        gradient = stage.loss_peak - LOGITS_ALIVE * stage.logits
+        alive = LOGITS_ALIVE[stage.job.loss]
+        gradient = stage.loss_peak - alive * stage.logits
         more = {"gradient of the head's input": gradient} if gradient else {}
         formula = " + ".join(["{at once} × {logits}", *(f"{{{name}}}" for name in more)])
         yield Line(
@@ -119,7 +129,7 @@ def _moments(stage: StageMemory) -> Iterator[Line]:
             value=stage.loss_peak,
             formula=formula,
             source=ASSUMPTIONS["loss"],
-            numbers={"at once": LOGITS_ALIVE, "logits": stage.logits, **more},
+            numbers={"at once": alive, "logits": stage.logits, **more},
             note="larger than a block's backward pass",
         )
     else:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from asbuilt.dtypes import PLAIN, TRAINED
 from asbuilt.errors import InputError, one_of
+from asbuilt.kernels.memory.loss import LOSSES, Loss
 from asbuilt.plan.network import LINK_SOURCE, NETWORK, NODE
 from asbuilt.plan.placement import Placement, arrange
+from asbuilt.plan.train import efficiency
 from asbuilt.plan.train.optimizers import Recipe, optimizer
+from asbuilt.plan.train.schedule import SCHEDULES, Schedule
 from asbuilt.plan.train.shares import CHECKPOINTING, Adapters, Checkpointing
 from asbuilt.plan.train.stages import OFFLOADS, Job, Offload
 from asbuilt.spec.part import LARGEST_SIZE
@@ -23,13 +26,25 @@ MASTER_WIDTH = 4
 QLORA_RANK = 64  # as in the paper, if --qlora is given without a rank
 
 # Defaults of the options that are assumptions, defined here or in conventions.py. Rates are in bytes/s per GPU.
-KERNEL_EFFICIENCY = 0.57
 RESERVE = 0.05
 HOST = 25e9
+EFFECTIVE = 0.9
 
 ASSUMPTIONS = {
-    "kernel efficiency": f"{KERNEL_EFFICIENCY:.0%} of the dense rate while a device computes: a layer of Megatron-LM's "
-    "22B on A100 takes 19.0 ms, 2.3 of them all-reduces, for 9.4 ms of FLOPs (arXiv 2205.05198, Table 4)",
+    "products": f"{efficiency.SUSTAINED:.0%} of the fastest product measured on such a machine (A100 86% of the dense "
+    "rate, H100 80%, B200 78%, MI300X 60%; in fp8 73 to 76%: stas00/ml-engineering), as a layer of Megatron-LM's "
+    "22B on A100 reaches (arXiv 2205.05198, table 4); or its operands at the memory's bandwidth, if that takes longer",
+    "scores": f"{efficiency.SCORES:.0%} of the dense rate, masked pairs skipped, backward 2.5 times forward: "
+    "FlashAttention-2 reaches 50 to 73% on A100 (arXiv 2307.08691), 35% on H100, FlashAttention-3 75% (2407.08608)",
+    "passes": f"saved tensors are moved {efficiency.PASSES} times at {efficiency.MEMORY:.0%} of the bandwidth: written "
+    f"and read forward, read backward, their gradients written and read; recomputed ones {efficiency.AGAIN} times more",
+    "fp8": f"products of blocks but routers; {efficiency.CAST} bytes are moved for each number that is cast, scaled by "
+    "its tensor's largest; saved tensors and weights stay in --dtype",
+    "links": f"{efficiency.LINK:.0%} of a link's rate: NCCL reaches 370 of NVLink 4's 450 GB/s (nccl-tests)",
+    "communication": f"what overlaps with computing takes {efficiency.TAKEN:.0%} of the device meanwhile: 20 of 132 "
+    "multiprocessors (arXiv 2412.19437, section 3.2.2)",
+    "kernel efficiency": "if it is given, a lower bound: everything that a device computes at that share of the dense "
+    "rate, memory and links at their full rates",
     "interleave": "each block of a pipeline stage is a chunk if the micro-batches are a multiple of the stages, as in "
     "large runs (arXiv 2407.21783, section 3.3.2); otherwise a stage is one chunk, plain 1F1B",
     "reserve": f"{RESERVE:.0%} of the memory for the CUDA context, NCCL's buffers and fragmentation",
@@ -39,11 +54,15 @@ ASSUMPTIONS = {
     "link": LINK_SOURCE,
     "optimizer": "its step reads and writes its state once, at full memory bandwidth",
     "overlap": "data-parallel traffic overlaps with the backward pass, a context's ring with all computing",
-    "loss": "three float32 tensors of the logits' size at once, as in PyTorch's cross-entropy (measured)",
+    "loss": "three float32 tensors of the logits' size at once, as in PyTorch's cross-entropy; two in asbuilt's "
+    "(measured)",
     "gradient": "the head's new gradient coexists with the one it is added to; three for a tied table (measured)",
-    "gathered": "ZeRO-3 gathers two blocks and the weights outside the blocks; ZeRO-2 and 3 hold one block's gradients",
+    "gathered": "ZeRO-3 gathers two blocks and the weights outside the blocks; ZeRO-2 and 3 hold one block's gradients"
+    "; a pipeline's stage gathers all of its weights, and holds all of its gradients, once a step (as torchtitan does)",
+    "effective time": f"{EFFECTIVE:.0%} of a run's time are steps, the rest restarts, checkpoints, lost steps: above "
+    "90% in Llama 3's 54 days (arXiv 2407.21783, section 3.3.4); not with a kernel efficiency or --mfu",
     "host step": "an offloaded optimizer's computation on the host takes no time",
-    "selective": "recomputation in selective checkpointing takes no time",
+    "selective": "recomputation in selective checkpointing takes the time of writing and reading what is recomputed",
     "kernel": "asbuilt's attention: with sinks or capped scores the scores are saved, unless recomputed",
     "predictors": "layers for multi-token prediction are not trained",
     "images": "training is on text alone: towers of images and sounds and their projectors are held frozen",
@@ -63,9 +82,10 @@ class Options:
     """All settings of a run except the model and the machine; `batch` sequences are one micro-batch of one replica.
 
     `gradient_dtype` None means `dtype`; `master` keeps an fp32 copy of narrower weights. `targets` None means all
-    matrices of the blocks but the router. `interleave` None is as many chunks of a stage as the run allows. With a
-    `utilisation` of the whole step nothing is computed of its time; without, kernels reach `kernel_efficiency`.
-    `network` and `host` are bytes/s of one GPU, `price` is of one GPU's hour.
+    matrices of the blocks but the router. `schedule` None is interleaved where the run allows it, else 1F1B;
+    `interleave` None is as many chunks of a stage as there are blocks. With a `utilisation` of the whole step nothing
+    is computed of its time; with a `kernel_efficiency` it is a lower bound. `network` and `host` are bytes/s of one
+    GPU, `price` is of one GPU's hour. `pad_vocabulary` pads it to a multiple of so many rows a tensor-parallel rank.
     """
 
     gpus: int = 1
@@ -81,37 +101,50 @@ class Options:
     pp: int = 1
     ep: int = 1
     cp: int = 1
+    hsdp: int | None = None
+    schedule: Schedule | None = None
     interleave: int | None = None
+    fp8: bool = False
+    fp8_dispatch: bool = False
+    expert_nodes: int | None = None
+    overlap_experts: bool = False
+    overlap_tensor: bool = False
+    pad_vocabulary: int = 1
     sequence_parallel: bool = True
+    divide_vocabulary: bool = True
     checkpointing: Checkpointing = "none"
     chunked_loss: int = 1
+    loss: Loss = "pytorch"
     offload: Offload = "none"
     lora: int | None = None
     targets: tuple[str, ...] | None = None
     qlora: bool = False
-    kernel_efficiency: float = KERNEL_EFFICIENCY
+    kernel_efficiency: float | None = None
     utilisation: float | None = None
     tokens: float | None = None
     price: float | None = None
+    effective_time: float = EFFECTIVE
     reserve: float = RESERVE
     node: int = NODE
     network: float = NETWORK
     host: float = HOST
 
     def __post_init__(self) -> None:
-        for name in ("batch", "seq", "accumulate", "chunked_loss", "node"):
+        for name in ("batch", "seq", "accumulate", "chunked_loss", "node", "pad_vocabulary"):
             _require_whole(name, getattr(self, name))
-        for name in ("lora", "interleave"):
+        for name in ("lora", "interleave", "hsdp", "expert_nodes"):
             if getattr(self, name) is not None:
                 _require_whole(name, getattr(self, name))
         optimizer(self.optimizer)
         _require_choice("dtype", self.dtype, TRAINED)
         _require_choice("gradient_dtype", self.gradient_dtype or self.dtype, TRAINED)
         _require_choice("checkpointing", self.checkpointing, CHECKPOINTING)
+        _require_choice("loss", self.loss, LOSSES)
         _require_choice("offload", self.offload, OFFLOADS)
+        _require_choice("schedule", self.schedule or SCHEDULES[0], SCHEDULES)
         for name, low, high in NUMBERS:
             require_number(name, getattr(self, name), low, high)
-        if self.utilisation is not None and self.kernel_efficiency != KERNEL_EFFICIENCY:
+        if self.utilisation is not None and self.kernel_efficiency is not None:
             raise InputError(
                 "a utilisation of the whole step includes bubble and communication, a kernel efficiency does not; "
                 "both are given",
@@ -155,14 +188,40 @@ class Options:
             lora=self.adapters,
             offload=self.offload,
             chunks=self.chunked_loss,
+            loss=self.loss,
             width=self.width,
             interleave=interleave,
+            schedule=self.schedule or ("interleaved" if interleave > 1 else "1f1b"),
+            fp8=self.fp8,
+            fp8_dispatch=self.fp8_dispatch,
+            expert_nodes=self.expert_nodes,
+            overlaps_experts=self.overlap_experts or self.schedule == "dualpipe",
+            overlaps_tensor=self.overlap_tensor,
         )
 
     @property
     def layout(self) -> Placement:
         """The placement; raises InputError if the degrees do not divide the GPUs."""
-        return arrange(self.gpus, tp=self.tp, pp=self.pp, ep=self.ep, cp=self.cp, zero=self.zero)
+        degrees = {"tp": self.tp, "pp": self.pp, "ep": self.ep, "cp": self.cp, "zero": self.zero}
+        return arrange(self.gpus, **degrees, vocabulary=self.divide_vocabulary, hsdp=self.hsdp)
+
+
+def stepping(options: Options, tokens: float, *, given: bool = False) -> Options:
+    """Returns the options with as many micro-batches as make a step of so many tokens.
+
+    Raises InputError where they make no such step, or if micro-batches are `given` too.
+    """
+    once = options.batch * options.seq * options.layout.dp
+    if given:
+        raise InputError("so are micro-batches", field="tokens_per_step", value=tokens, fix="leave out --accumulate")
+    if tokens % once:
+        raise InputError(
+            f"no whole number of micro-batches: {options.batch} x {options.seq} tokens on {options.layout.dp} replicas",
+            field="tokens_per_step",
+            value=tokens,
+            allowed=f"a multiple of {once:,}",
+        )
+    return replace(options, accumulate=int(tokens // once))
 
 
 # name, more than, at most
@@ -170,6 +229,7 @@ NUMBERS = (
     ("kernel_efficiency", 0.0, 1.0),
     ("utilisation", 0.0, 1.0),
     ("tokens", 0.0, 1e18),
+    ("effective_time", 0.0, 1.0),
     ("price", -1e-9, 1e6),
     ("reserve", -1e-9, 0.99),
     ("network", 0.0, 1e15),

@@ -24,9 +24,13 @@ CONVENTIONS = {
     "logits_bytes": "one float32 tensor of the logits processed at once, on the stage that computes the loss",
     "flops_total": "6ND: N active parameters, D tokens",
     "flops": "a product (a,b)x(b,c) counts 2abc; backward is twice forward, or once if the weight is frozen",
-    "days": "for all tokens, at the time of a step; days_of_layout is the same",
-    "step": "a lower bound: computing at the kernel efficiency, plus the bubble, exposed communication at the links' "
-    "full rate, and the optimizer's step; or, if a utilisation is given, 6ND at that, and nothing else",
+    "days": "for all tokens, at the time of a step, over the effective time if the step's is expected; "
+    "days_of_layout is the same",
+    "gpu_hours": "the same of all GPUs; published_run has those at the utilisation of the nearest published whole run, "
+    "with its restarts, warm-ups and evaluations",
+    "step": "expected: products, scores and passes over memory at what kernels reach of the rates, plus the bubble, "
+    "exposed communication and the optimizer's step, which are modelled_seconds; with a kernel efficiency a lower "
+    "bound, at the memory's and the links' full rates; or, if a utilisation is given, 6ND at that, and nothing else",
     "mfu": "model FLOPs of a step, without recomputation, relative to what all GPUs could do in its time at the dense "
     "rate: by 6ND, by every product, and with masked pairs skipped",
     "communication": "bytes that one device sends per step, with ring algorithms",
@@ -68,6 +72,13 @@ def document(plan: TrainPlan) -> dict[str, Any]:
         "chinchilla_tokens": plan.chinchilla_tokens,
         "days": plan.days,
         "days_of_layout": plan.days,
+        "gpu_hours": plan.gpu_hours,
+        "published_run": {
+            "name": plan.published.name,
+            "mfu": plan.published.mfu,
+            "gpu_hours": plan.published_hours,
+            "source": plan.published.source,
+        },
         "money": plan.money,
         "layout": {
             "dp": layout.dp,
@@ -76,14 +87,19 @@ def document(plan: TrainPlan) -> dict[str, Any]:
             "ep": layout.ep,
             "cp": layout.cp,
             "zero": layout.zero,
+            "hsdp": layout.hsdp,
         },
         "stage": {"fullest": stage.section.stage.number, "micro_batches_in_flight": stage.in_flight},
         "step": {
             "seconds": step.seconds,
             "tokens": step.tokens,
             "tokens_per_second": step.tokens / step.seconds,
+            "modelled_seconds": sum(step.modelled.values()),
             "compute_seconds": step.compute_seconds * options.accumulate,
+            "computing_seconds": {} if step.speed.efficiency is not None else _all(step.computing, options.accumulate),
+            "efficiency": asdict(step.speed.assumed) if step.speed.efficiency is None else step.speed.efficiency,
             "bubble": step.bubble,
+            "schedule": step.job.schedule,
             "chunks_of_a_stage": step.job.interleave,
             "waiting_for_data_seconds": step.exposed_seconds,
             "optimizer_seconds": step.optimizer_seconds,
@@ -106,6 +122,10 @@ def document(plan: TrainPlan) -> dict[str, Any]:
         "conventions": CONVENTIONS,
         "assumptions": ASSUMPTIONS,
     }
+
+
+def _all(seconds: dict[str, float], times: int) -> dict[str, float]:
+    return {name: times * each for name, each in seconds.items()}
 
 
 def _ladder(lines: Sequence[Line]) -> list[dict[str, Any]]:
@@ -149,12 +169,13 @@ def ranked_document(ranked: Ranked) -> dict[str, Any]:
 def said(trial: Trial) -> str:
     """Returns the options of this layout, to be copied."""
     o = trial.options
-    return f"--gpus {o.gpus} {trial.layout.said} --accumulate {o.accumulate} --checkpointing {o.checkpointing}"
+    batch = f" --micro-batch {o.batch}" if o.batch > 1 else ""
+    return f"--gpus {o.gpus} {trial.layout.said}{batch} --accumulate {o.accumulate} --checkpointing {o.checkpointing}"
 
 
 def tables(plan: TrainPlan) -> list[Table]:
-    """Returns the plan as tables: memory, time, the run, and suggestions."""
-    found = [_memory(plan), _against_capacity(plan), _step(plan), _run(plan)]
+    """Returns the plan as tables: the answer, memory, time, the run, and suggestions."""
+    found = [_answer(plan), _memory(plan), _against_capacity(plan), _step(plan), _run(plan)]
     if plan.not_counted:
         rows = [(what,) for what in plan.not_counted]
         found.append(Table("Not counted without a MODEL", ("what",), rows))
@@ -166,6 +187,51 @@ def tables(plan: TrainPlan) -> list[Table]:
 
 def _gb(nbytes: float) -> tuple[str, str]:
     return f"{nbytes / 1e9:,.3f}", f"{nbytes / 2**30:,.3f}"
+
+
+def _answer(plan: TrainPlan) -> Table:
+    """What is asked first: whether it fits, how long a step and the run take, and what they cost."""
+    trial, step, floor = plan.trial, plan.trial.step, at_least(plan)
+    gpus = plan.trial.layout.gpus
+    usable = trial.memory - trial.reserve
+    room = f"{plan.per_device_bytes / 2**30:,.1f} of {usable / 2**30:,.1f} GiB"
+    counted = " of what is counted" if plan.not_counted else ""
+    mfu = next(iter(step.mfu.values()))
+    paid = "" if plan.money is None else f", {plan.money:,.0f} at {trial.options.price:g} per GPU-hour"
+    rows: list[tuple[Cell, ...]] = [
+        ("memory of a GPU" + counted, room, "fits" if plan.fits else "does not fit"),
+        ("one step" + floor, _time(step.seconds), f"{step.tokens:,} tokens, {mfu:.0%} model FLOPs utilisation"),
+        (
+            "the run" + floor,
+            f"{number(plan.days, 3)} days",
+            f"{number(plan.gpu_hours, 4)} GPU hours for {_count(plan.tokens)} tokens{paid}",
+        ),
+        (
+            "at a published utilisation",
+            f"{number(plan.published_hours / 24 / gpus, 3)} days",
+            f"{number(plan.published_hours, 4)} GPU hours: {plan.published.mfu:.0%}, as all of {plan.published.name}'s",
+        ),
+    ]
+    return Table(f"Training {plan.model} on {gpus} x {plan.machine.name}", ("", "answer", ""), rows)
+
+
+def _count(tokens: float) -> str:
+    """Returns 15T or 160.6B."""
+    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
+        if tokens >= size:
+            return f"{number(tokens / size, 4)}{letter}"
+    return f"{tokens:,.0f}"
+
+
+def _spent(plan: TrainPlan) -> str:
+    """Returns the basis of a run's days."""
+    said = "at this layout's step time"
+    return said if plan.effective == 1 else f"{said}, {plan.effective:.0%} of the time"
+
+
+def _time(seconds: float) -> str:
+    """Returns 2.54 s or 13.1 ms."""
+    return f"{number(seconds, 3)} s" if seconds >= 1 else f"{number(seconds * 1e3, 3)} ms"
 
 
 def _memory(plan: TrainPlan) -> Table:
@@ -205,14 +271,26 @@ def _step(plan: TrainPlan) -> Table:
     takes = {name: number(seconds, 4) for name, seconds in step.breakdown.items()}
     rate = f"{number(step.speed.rate / 1e12, 6)} TFLOP/s {step.speed.precision}"
     rows: list[tuple[Cell, ...]] = []
-    if given is None:
+    if given is None and step.speed.efficiency is not None:
         rows.append(("computing", "", "", takes["computing"], f"{rate} at {step.speed.efficiency:.0%}"))
+    elif given is None:
+        shares = {
+            "products": f"{rate} at {step.speed.assumed.products:.0%}",
+            "scores": f"the same at {step.speed.assumed.scores:.0%}",
+            "passes": f"over saved tensors, at {step.speed.assumed.memory:.0%} of the bandwidth",
+        }
+        if step.job.fp8:
+            fp8 = f"{number(step.speed.narrow / 1e12, 6)} TFLOP/s fp8 at {step.speed.assumed.fp8:.0%}"
+            shares["products"] += f", of blocks {fp8}"
+        for name, seconds in _all(step.computing, step.job.accumulate).items():
+            rows.append((name, "", "", number(seconds, 4), shares[name]))
     for name, traffic in step.communication.items():
         if traffic.bytes:
             sent = f"{traffic.bytes / 1e9:,.3f}", number(traffic.seconds, 4)
             rows.append((name, *sent, takes.get(name, ""), traffic.formula))
     if step.bubble:
-        share = f"{step.bubble:.1%} of the micro-batches' time, {step.job.interleave} chunks per stage"
+        share = f"{step.bubble:.1%} of the micro-batches' time, {step.job.schedule}"
+        share += f", {step.job.interleave} chunks per stage" if step.job.interleave > 1 else ""
         rows.append(("pipeline bubble", "", "", takes.get("bubble", ""), share))
     if given is None:
         rows.append(("optimizer", "", "", takes["optimizer"], "its state read and written once"))
@@ -233,8 +311,10 @@ MFU = {"6ND": "6ND", "exact": "full scores", "exact_causal": "masked pairs skipp
 
 
 def at_least(plan: TrainPlan) -> str:
-    """Returns the suffix of a lower bound; a time at a given utilisation is not one."""
-    return "" if plan.trial.step.speed.utilisation is not None else ", at least"
+    """Returns the suffix of a lower bound: one efficiency of all computing, or a number of parameters alone."""
+    speed = plan.trial.step.speed
+    lower = speed.efficiency is not None or bool(plan.not_counted)
+    return ", at least" if lower and speed.utilisation is None else ""
 
 
 def _run(plan: TrainPlan) -> Table:
@@ -249,7 +329,16 @@ def _run(plan: TrainPlan) -> Table:
             rows.append(
                 (f"FLOPs, exact, {words}", number(float(plan.tokens * per_token[name]), 3), "from every product")
             )
-    rows.append(("days" + at_least(plan), f"{plan.days:,.2f}", "at this layout's step time"))
+    rows.append(("days" + at_least(plan), f"{plan.days:,.2f}", _spent(plan)))
+    rows.append(("GPU hours" + at_least(plan), f"{plan.gpu_hours:,.0f}", "the same, of all GPUs"))
+    run = plan.published
+    rows.append(
+        (
+            f"GPU hours at {run.mfu:.1%}",
+            f"{plan.published_hours:,.0f}",
+            f"what the whole run of {run.name} reached: {run.source}",
+        )
+    )
     if plan.money is not None:
         price = plan.trial.options.price
         rows.append(("money" + at_least(plan), f"{plan.money:,.0f}", f"at {price:g} per GPU-hour"))
@@ -267,5 +356,5 @@ def ranked_table(ranked: Ranked) -> Table:
         )
         for trial in ranked.trials
     ]
-    title = f"{ranked.fitting} of {ranked.tried} layouts fit; the fastest, by minimum step time"
+    title = f"{ranked.fitting} of {ranked.tried} layouts fit; the fastest first"
     return Table(title, ("options", "GB per device", "seconds per step", "tokens/s per GPU"), rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
@@ -12,9 +12,10 @@ from asbuilt.errors import InputError
 from asbuilt.plan.placement import divisors
 from asbuilt.plan.suggestion import Suggestion
 from asbuilt.plan.train.options import Options
-from asbuilt.plan.train.plan import Subject, Trial, attempt
-from asbuilt.plan.train.shares import CHECKPOINTING
+from asbuilt.plan.train.plan import Trial, attempt
+from asbuilt.plan.train.shares import OWN_CHECKPOINTING
 from asbuilt.plan.train.stages import fullest
+from asbuilt.plan.train.subject import Subject
 
 # Ring attention over more ranks is not tried, nor tensor parallelism beyond a node.
 MOST_CONTEXT = 16
@@ -23,6 +24,7 @@ SHOWN = 20
 CHUNKS, ADAPTER_RANK = 8, 16
 MOST_GPUS_SUGGESTED = 4096
 MOST_CHANGES = 5
+MICRO_BATCHES = (1, 2, 4, 8, 16)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,11 +36,14 @@ class Ranked:
     fitting: int
 
 
-def search(subject: Subject, machine: Machine, options: Options, most: int = SHOWN) -> Ranked:
+def search(
+    subject: Subject, machine: Machine, options: Options, most: int = SHOWN, batches: Sequence[int] | None = None
+) -> Ranked:
     """Returns the `most` fastest layouts of the GPUs that fit.
 
-    The micro-batch and tokens per step stay as in `options`: a layout with fewer replicas accumulates more. Each layout
-    uses the least checkpointing that fits, since more is never faster.
+    The tokens per step stay as in `options`: a layout with fewer replicas accumulates more. Each is tried with every
+    micro-batch of `batches`, by default that of `options`, and uses the least checkpointing that fits, since more is
+    never faster.
     """
     if subject.model is None:
         raise InputError(
@@ -49,9 +54,12 @@ def search(subject: Subject, machine: Machine, options: Options, most: int = SHO
     sequences = options.batch * options.accumulate * options.layout.dp
     found: list[Trial] = []
     tried = 0
-    for changed in _layouts(subject, options, sequences):
-        for way in CHECKPOINTING:
-            trial = attempt(subject, machine, replace(changed, checkpointing=way))
+    tries = (replace(options, batch=batch) for batch in batches or (options.batch,))
+    for changed in (changed for each in tries for changed in _layouts(subject, each, sequences)):
+        for way in OWN_CHECKPOINTING if options.checkpointing in OWN_CHECKPOINTING else (options.checkpointing,):
+            trial = _try(subject, machine, replace(changed, checkpointing=way))
+            if trial is None:  # a schedule or a group that this layout does not allow
+                break
             tried += 1
             if trial.fits:
                 found.append(trial)
@@ -161,7 +169,8 @@ def _single(o: Options) -> Iterator[tuple[str, dict[str, Any], bool]]:
     layout = o.layout
     for zero in range(o.zero + 1, 4) if layout.replicas > 1 else ():
         yield f"--zero {zero}", {"zero": zero}, False
-    for way in CHECKPOINTING[CHECKPOINTING.index(o.checkpointing) + 1 :]:
+    own = OWN_CHECKPOINTING
+    for way in own[own.index(o.checkpointing) + 1 :] if o.checkpointing in own else ("full",):
         yield f"--checkpointing {way}", {"checkpointing": way}, False
     if o.chunked_loss == 1:
         yield f"--chunked-loss {CHUNKS}", {"chunked_loss": CHUNKS}, False

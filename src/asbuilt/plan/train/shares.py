@@ -6,90 +6,37 @@ tensor parallelism divides: a weight its `split`, a saved tensor its `divided`. 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from asbuilt import cost
-from asbuilt.cost.bill import TRAINING_FACTOR
 from asbuilt.cost.folded import Node
 from asbuilt.kernels.memory import memory
 from asbuilt.plan.devices import ABOVE, known
-from asbuilt.plan.placement import Placement
 from asbuilt.plan.train.optimizers import Recipe, State
-from asbuilt.spec import Block, Branch, Model, Part, Pass
+from asbuilt.plan.train.work import (
+    ADAPTER,
+    LOGITS_WIDTH,
+    Adapters,
+    Slice,
+    Timed,
+    Work,
+    listed,
+    scored,
+    split,
+    splits,
+    timed,
+    times_in,
+)
+from asbuilt.spec import Block, Branch, Map, Model, Part, Pass
 from asbuilt.spec.part import Kind, Weight, walk
 
-Checkpointing = Literal["none", "selective", "full"]
-CHECKPOINTING: tuple[Checkpointing, ...] = ("none", "selective", "full")
-# The loss is computed in float32.
-LOGITS_WIDTH = 4
-# How the names of an adapter's own matrices end.
-ADAPTER = ("lora_a", "lora_b")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Adapters:
-    """Low-rank adapters on frozen maps of the blocks (arXiv 2106.09685), on `targets` or on all.
-
-    `nf4` holds the frozen matrices in NF4 with double quantisation (QLoRA, arXiv 2305.14314).
-    """
-
-    rank: int
-    targets: tuple[str, ...] | None
-    nf4: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class Work:
-    """FLOPs of one forward pass by what its backward pass needs: both factors' gradients, or only one's.
-
-    `frozen` are those of one gradient: of weights that are not trained, and of products with the data itself. `alone`
-    are those that are computed without gradients, `recomputed` those that a kernel computes again in its backward pass,
-    which are among the others.
-    """
-
-    trained: int = 0
-    frozen: int = 0
-    scores: int = 0
-    scores_causal: int = 0
-    alone: int = 0
-    alone_causal: int = 0
-    recomputed: int = 0
-
-    def __add__(self, other: Work) -> Work:
-        return Work(
-            trained=self.trained + other.trained,
-            frozen=self.frozen + other.frozen,
-            scores=self.scores + other.scores,
-            scores_causal=self.scores_causal + other.scores_causal,
-            alone=self.alone + other.alone,
-            alone_causal=self.alone_causal + other.alone_causal,
-            recomputed=self.recomputed + other.recomputed,
-        )
-
-    def times(self, count: int) -> Work:
-        """The same for `count` of them."""
-        return Work(
-            trained=count * self.trained,
-            frozen=count * self.frozen,
-            scores=count * self.scores,
-            scores_causal=count * self.scores_causal,
-            alone=count * self.alone,
-            alone_causal=count * self.alone_causal,
-            recomputed=count * self.recomputed,
-        )
-
-    def forward(self, *, causal: bool = True) -> int:
-        """One forward pass."""
-        scores = self.scores_causal + self.alone_causal if causal else self.scores + self.alone
-        return self.trained + self.frozen + scores
-
-    def training(self, *, causal: bool = True) -> int:
-        """Forward, backward at twice that, or once for products whose weight is frozen, and what is recomputed."""
-        alone = self.alone_causal if causal else self.alone
-        trained = TRAINING_FACTOR * self.forward(causal=causal) + self.recomputed
-        return trained - self.frozen - (TRAINING_FACTOR - 1) * alone
+# asbuilt's own words, then Megatron-LM's selective recomputation (arXiv 2205.05198, section 5), of attention's scores,
+# and torchtitan's list of operations, whose results it keeps: attention's, and those of every other product.
+Checkpointing = Literal["none", "selective", "full", "megatron-selective", "torchtitan-op"]
+OWN_CHECKPOINTING: tuple[Checkpointing, ...] = ("none", "selective", "full")
+CHECKPOINTING: tuple[Checkpointing, ...] = (*OWN_CHECKPOINTING, "megatron-selective", "torchtitan-op")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,8 +45,11 @@ class Piece:
 
     `kept` is by checkpointing: what stays until the backward pass; `shared` tensors are one for the whole stage, as are
     those that are `lent` to other blocks and stay only where blocks are repeated. `reduced` numbers of the stream are
-    summed over tensor-parallel ranks in a forward pass, and as many backward; outside the blocks once for both. `sent`
-    ones go to experts and come back, `passed` bytes of keys and values go round the ring of a context.
+    summed over tensor-parallel ranks in a forward pass, and as many backward, `again` with full checkpointing;
+    outside the blocks once for both. `measured` are those of the loss of a divided vocabulary, `summed` bytes of
+    gradients those of weights that each of these ranks has whole, within what they divide. `sent` ones go to experts
+    and come back, each token's `once` if a node is sent it once; `passed` bytes of keys and values go round the ring of
+    a context. `products` and `scored` numbers of scores are for the time of a pass.
     """
 
     dense: State = field(default_factory=State)
@@ -109,8 +59,14 @@ class Piece:
     lent: dict[str, int] = field(default_factory=dict)
     temporary: int = 0
     work: Work = field(default_factory=Work)
+    products: tuple[Timed, ...] = ()
+    scored: int = 0
     reduced: int = 0
+    again: int = 0
+    measured: int = 0
+    summed: int = 0
     sent: int = 0
+    once: int = 0
     passed: int = 0
 
 
@@ -129,42 +85,6 @@ class Shares:
     stream: int  # bytes of the residual stream of one micro-batch
     logits: int  # bytes of its logits in float32
     rows: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Slice:
-    """Which share of the work a device takes: the run it sees, its tensor- and expert-parallel degrees.
-
-    `sequence` says that what tensor parallelism leaves whole is split by tokens (Korthikanti et al., arXiv 2205.05198).
-    """
-
-    run: Pass
-    cp: int
-    tp: int
-    ep: int
-    sequence: bool
-
-    @property
-    def by_tokens(self) -> int:
-        """The number of devices that split undivided tensors by tokens (sequence parallelism)."""
-        return self.tp if self.sequence else 1
-
-    @property
-    def placement(self) -> Placement:
-        """The placement of the layers, divided by tensor parallelism."""
-        return Placement(tp=self.tp, etp=self.tp)
-
-    @property
-    def local(self) -> Pass:
-        """The rank's own tokens, the last ones: they see all keys."""
-        tokens = self.run.tokens // self.cp
-        return Pass(
-            tokens=tokens,
-            past=self.run.tokens - tokens,
-            batch=self.run.batch,
-            kernel=self.run.kernel,
-            width=self.run.width,
-        )
 
 
 def shares(
@@ -249,8 +169,12 @@ def _joined(a: Piece, b: Piece) -> Piece:
         shared=a.shared | b.shared,
         lent=a.lent | b.lent,
         work=a.work + b.work,
+        products=(*a.products, *b.products),
+        scored=a.scored + b.scored,
         reduced=a.reduced + b.reduced,
+        measured=a.measured + b.measured,
         sent=a.sent + b.sent,
+        once=a.once + b.once,
         passed=a.passed + b.passed,
     )
 
@@ -260,15 +184,16 @@ def _width(part: Part) -> int:
     return part.stream_width if isinstance(part, Block) else 0
 
 
-def _divided(node: Node, run: Pass) -> int:
-    """Numbers of the stream that a table or head all-reduces if its vocabulary is divided."""
-    owners = [n.whole for n in node.below() if getattr(n.whole, "n_vocab", 0) != getattr(n.own, "n_vocab", 0)]
-    return sum(run.rows * getattr(owner, "d_model", 0) for owner in owners)
+def _divided(node: Node) -> list[Part]:
+    """Tables and heads whose vocabulary is divided."""
+    return [n.whole for n in node.below() if getattr(n.whole, "n_vocab", 0) != getattr(n.own, "n_vocab", 0)]
 
 
-def split(size: int, ways: int) -> int:
-    """Returns the largest of `ways` shares of `size`."""
-    return -(-size // ways)
+def _only_added(block: Block) -> bool:
+    """Whether what the last branch gives is only added to the stream: repeating the block ends before it."""
+    last = block.branches[-1]
+    changed = last.layer_scale or last.gated or last.post_norm is not None or last.sum_norm is not None
+    return not changed and last.streams is None and last.beside is None and block.updates is None
 
 
 @dataclass(frozen=True)
@@ -290,7 +215,8 @@ class _Fold:
         if self.at.ep == 1:
             return alike
         # expert parallelism divides the experts, and sends rows to them
-        return replace(alike, experts=self._state_of(node, spread=True), sent=self._sent(node))
+        sent, once = self._sent(node)
+        return replace(alike, experts=self._state_of(node, spread=True), sent=sent, once=once)
 
     def idle(self, node: Node) -> Piece:
         """Returns one device's share of weights that are held but neither used in the step nor trained."""
@@ -307,10 +233,11 @@ class _Fold:
         inside, run = isinstance(node.whole, Block), self.at.local
         stream = run.rows * _width(node.whole)
         own, remade, shared = self._saved(node)
-        kept = {"none": own, "selective": own - remade, "full": split(stream * run.width, self.at.by_tokens)}
-        branches = sum(_times(node, below) for below in node.below() if isinstance(below.own, Branch))
-        width = node.whole.branches[0].body.d_model if isinstance(node.whole, Block) else 0
-        sums = branches * run.rows * width if inside else _divided(node, run)
+        full = split(stream * run.width, self.at.by_tokens)
+        results = full + listed(node, self.at) if inside else own
+        kept = {"none": own, "selective": own - remade, "full": full}
+        kept |= {"megatron-selective": own, "torchtitan-op": min(own, results)}
+        sums, again, measured = self._sums(node)
         return Piece(
             dense=self._state_of(node, spread=False),
             experts=self._state_of(node, spread=True),
@@ -319,10 +246,51 @@ class _Fold:
             lent=self._lent(node),
             temporary=memory(node.own).peak_bytes(run),
             work=self._work(node),
-            reduced=sums if self.at.tp > 1 else 0,
-            sent=self._sent(node),
+            products=tuple(timed(node, self.at, self.adapters)),
+            scored=scored(node, self.at),
+            reduced=sums,
+            again=again,
+            measured=measured,
+            summed=self._summed(node),
             passed=self._passed(node),
         )
+
+    def _sums(self, node: Node) -> tuple[int, int, int]:
+        """Numbers that tensor-parallel ranks sum forward, those of a repeated block, and those of the loss.
+
+        The loss takes the largest logit of each token, the sum of the exponentials, and the logit of the target.
+        """
+        run = self.at.local
+        if self.at.tp == 1:
+            return 0, 0, 0
+        if not isinstance(node.whole, Block):
+            owners = _divided(node)
+            widths = sum(getattr(owner, "width", getattr(owner, "d_model", 0)) for owner in owners)
+            return run.rows * widths, 0, 3 * run.rows * sum(owner.kind == "head" for owner in owners)
+        branches = sum(times_in(node, below) for below in node.below() if isinstance(below.own, Branch))
+        each = run.rows * node.whole.branches[0].body.d_model
+        return branches * each, (branches - _only_added(node.whole)) * each, 0
+
+    def _summed(self, node: Node) -> int:
+        """Bytes of gradients of weights in divided bodies that each rank has whole, but for biases after the sum."""
+        bodies = [
+            f"{child.path}."
+            for below in node.below()
+            if isinstance(below.whole, Branch)
+            for child in below.children
+            if child.name == "body" and child.whole != child.own
+        ]
+        found = 0
+        for below in node.below():
+            if not f"{below.path}.".startswith(tuple(bodies)) or below.borrowed:
+                continue
+            shapes = {name: weight.shape for name, weight in below.own.holds().items()}
+            sums = isinstance(below.whole, Map) and below.whole.plain.split == "in"
+            for name, weight in below.whole.holds().items():
+                if weight.shape == shapes[name] and not (sums and name == "bias"):
+                    state = self.state(f"{below.path}.{name}", weight, below.own.kind)
+                    found += times_in(node, below) * state.gradients
+        return found
 
     def _state_of(self, node: Node, *, spread: bool) -> State:
         """The training state of a device's experts, or of all other weights."""
@@ -334,7 +302,7 @@ class _Fold:
             for name, weight in below.own.holds().items():
                 if (name in stacked) == spread:
                     held = self._own_experts(weight) if spread else weight
-                    total += self.state(f"{below.path}.{name}", held, below.own.kind).times(_times(node, below))
+                    total += self.state(f"{below.path}.{name}", held, below.own.kind).times(times_in(node, below))
         return total
 
     def _own_experts(self, weight: Weight) -> Weight:
@@ -385,7 +353,7 @@ class _Fold:
         kinds = ("trained", "frozen", "scores", "scores_causal", "alone", "alone_causal", "recomputed")
         done = dict.fromkeys(kinds, 0)
         for below, seen in node.runs(self.at.run):
-            held, times = below.own.local_weights(), _times(node, below)
+            held, times = below.own.local_weights(), times_in(node, below)
             for product in below.own.multiplies(seen):
                 if product.caching:
                     continue
@@ -399,21 +367,26 @@ class _Fold:
                     done["recomputed"] += times * product.flops * product.recomputed
                     continue
                 frozen = self.adapters is not None and not product.weight.endswith(ADAPTER)
-                ways = 1 if _splits(held, product.weight) else self.at.by_tokens
+                ways = 1 if splits(held, product.weight) else self.at.by_tokens
                 flops = times * split(product.flops, ways)
                 done["frozen" if frozen or product.one_gradient else "trained"] += flops
                 done["recomputed"] += flops * product.recomputed
         return Work(**{name: split(flops, self.at.cp) for name, flops in done.items()})
 
-    def _sent(self, node: Node) -> int:
-        """Rows sent to experts in one forward pass: those of each part's widest product with distributed weights."""
+    def _sent(self, node: Node) -> tuple[int, int]:
+        """Numbers sent to experts in one forward pass, of every chosen row, and of every token once.
+
+        They are those of each part's widest product with distributed weights.
+        """
         if self.at.ep == 1:
-            return 0
-        rows = 0
+            return 0, 0
+        rows, once = 0, 0
         for below, seen in node.runs(self.at.local):
             of_experts = [p.a for p in below.own.multiplies(seen) if p.weight in below.own.spreads()]
-            rows += _times(node, below) * max(of_experts, default=0)
-        return split(rows, self.at.by_tokens) * _width(node.own)
+            rows += times_in(node, below) * max(of_experts, default=0)
+            once += times_in(node, below) * seen.rows * bool(of_experts)
+        width = _width(node.own)
+        return split(rows, self.at.by_tokens) * width, split(once, self.at.by_tokens) * width
 
     def _passed(self, node: Node) -> int:
         """Bytes of keys and values sent around the context-parallel ring in a forward pass: other devices' shares."""
@@ -421,27 +394,11 @@ class _Fold:
             return 0
         own, seen = self.at.local, self.at.run.tokens
         passed = sum(
-            _times(node, below) * r.size * min(r.tokens_kept(seen), seen - own.tokens) * r.number_bytes(own.width)
+            times_in(node, below) * r.size * min(r.tokens_kept(seen), seen - own.tokens) * r.number_bytes(own.width)
             for below in node.below()
             for r in below.own.remembers()
         )
         return own.batch * int(passed)
-
-
-def _times(node: Node, below: Node) -> int:
-    """Returns the number of instances of a child in one instance of the node."""
-    return below.count // node.count
-
-
-def _splits(held: Mapping[str, Weight], name: str) -> bool:
-    """Whether tensor parallelism divides a product by its weight; an adapter's is divided like its map's.
-
-    The weight of another part is a table, which is divided by its rows.
-    """
-    if name.endswith(ADAPTER):
-        plain = name.removesuffix("_lora_a").removesuffix("_lora_b")
-        name = plain if plain != name else f"{name.rpartition('.')[0]}.weight"
-    return name.startswith("/") or held[name].split is not None
 
 
 def _logits(spec: Model, root: Node, run: Pass, at: Slice) -> int:

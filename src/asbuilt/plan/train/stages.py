@@ -7,17 +7,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from asbuilt.kernels.memory.loss import LOGITS_ALIVE, Loss
 from asbuilt.plan.placement import Placement
 from asbuilt.plan.stage import Stage, stages
+from asbuilt.plan.train import schedule as schedules
 from asbuilt.plan.train.optimizers import Pieces, Recipe, State
+from asbuilt.plan.train.schedule import Schedule
 from asbuilt.plan.train.shares import LOGITS_WIDTH, Adapters, Checkpointing, Piece, Shares, split
 
 Offload = Literal["none", "optimizer", "activations", "all"]
 OFFLOADS: tuple[Offload, ...] = ("none", "optimizer", "activations", "all")
-# Cross-entropy in PyTorch has three float32 tensors of the logits' size allocated when its backward pass starts:
-# log-probabilities, their gradient, and the gradient of the logits. Measured, as in
-# tests/plan/test_training_reality.py.
-LOGITS_ALIVE = 3
 # A tied table's gradients from the head and from the embedding, and their sum. Measured, by benchmarks/training.py.
 TABLES_ALIVE = 3
 # FSDP gathers the next block while one is computed.
@@ -29,7 +28,8 @@ class Job:
     """What is trained and how, except the layout: `batch` sequences of `seq` tokens are one micro-batch of a replica.
 
     A step accumulates `accumulate` micro-batches. `chunks` divides the loss over the rows of a micro-batch,
-    `interleave` the blocks of each pipeline stage into model chunks.
+    `interleave` the blocks of each pipeline stage into model chunks. With `fp8` the products of blocks run in it, with
+    `fp8_dispatch` rows go to experts in it, each to at most `expert_nodes` nodes.
     """
 
     recipe: Recipe
@@ -40,8 +40,15 @@ class Job:
     lora: Adapters | None
     offload: Offload
     chunks: int
+    loss: Loss
     width: int
     interleave: int
+    schedule: Schedule = "1f1b"
+    fp8: bool = False
+    fp8_dispatch: bool = False
+    expert_nodes: int | None = None
+    overlaps_experts: bool = False
+    overlaps_tensor: bool = False
 
     @property
     def offloads_optimizer(self) -> bool:
@@ -116,6 +123,8 @@ class StageMemory:
 
     1F1B (PipeDream-Flush, arXiv 2104.04473): stage s of p holds the saved tensors of min(m, p - s) micro-batches.
     Interleaved (section 2.2), its blocks are v chunks, and it holds those of min(mv, 2(p - s) - 1 + (v - 1)p) chunks.
+    ZB-H1 holds what 1F1B does, ZB-V what its first stage does. DualPipe (arXiv 2412.19437, table 2) holds p + 1, and a
+    device two stages, s and p - 1 - s, whose weights and gradients are taken to be twice those of s.
     """
 
     section: Section
@@ -130,9 +139,8 @@ class StageMemory:
     @property
     def chunks_in_flight(self) -> int:
         """Model chunks, each of one micro-batch, whose saved tensors are held at once."""
-        p, v = self.layout.pp, self.job.interleave
-        after = p - self.section.stage.number  # this stage and those after it
-        return min(self.job.accumulate * v, after if v == 1 else 2 * after - 1 + (v - 1) * p)
+        job = self.job
+        return schedules.held(job.schedule, self.section.stage.number, self.layout.pp, job.interleave, job.accumulate)
 
     @property
     def in_flight(self) -> int | float:
@@ -161,7 +169,12 @@ class StageMemory:
         """Returns the bytes of a state that ZeRO shards from `stage` on."""
         if self.layout.zero < stage:
             return dense + experts
-        return split(dense, self.layout.replicas) + split(experts, self.layout.copies)
+        return split(dense, self.layout.sharded) + split(experts, self.layout.sharded_experts)
+
+    @property
+    def stages_held(self) -> int:
+        """Stages that one device holds."""
+        return 2 if self.job.schedule == "dualpipe" and self.layout.pp > 1 else 1
 
     @cached_property
     def state(self) -> State:
@@ -169,14 +182,18 @@ class StageMemory:
         dense, experts = self.section.dense, self.section.experts
         names = dict.fromkeys((*dense.optimizer, *experts.optimizer))
         pieces: Pieces = {
-            name: self._sharded(dense.optimizer.get(name, 0), experts.optimizer.get(name, 0), 1) for name in names
+            name: self._updated(dense.optimizer.get(name, 0), experts.optimizer.get(name, 0)) for name in names
         }
         return State(
-            weights=self._sharded(dense.weights, experts.weights, 3),
-            gradients=self._sharded(dense.gradients, experts.gradients, 2),
-            master=self._sharded(dense.master, experts.master, 1),
+            weights=self.stages_held * self._sharded(dense.weights, experts.weights, 3),
+            gradients=self.stages_held * self._sharded(dense.gradients, experts.gradients, 2),
+            master=self._updated(dense.master, experts.master),
             optimizer=pieces,
         )
+
+    def _updated(self, dense: int, experts: int) -> int:
+        """Returns the bytes of what the optimizer updates: of two stages, two devices that hold both share it."""
+        return self._sharded(dense, experts, 1) * (1 if self.layout.zero else self.stages_held)
 
     def _block(self, of: Literal["weights", "gradients"]) -> tuple[int, int]:
         """Returns the maximum over blocks, (dense, experts)."""
@@ -185,24 +202,38 @@ class StageMemory:
 
     @cached_property
     def gathered(self) -> int:
-        """Weights of other ranks that ZeRO-3 holds temporarily: of two blocks, and those outside the blocks."""
+        """Weights of other ranks that ZeRO-3 holds temporarily: of two blocks, and those outside the blocks.
+
+        A pipeline's stage gathers all of its weights once, and keeps them for all micro-batches, as torchtitan does.
+        """
         if self.layout.zero < 3 or not self.shares.rows:
             return 0
+        if self.layout.pp > 1:
+            dense, experts = self.section.dense.weights, self.section.experts.weights
+            return self._beyond_shards(dense, dense, experts, experts)
         one, spread = self._block("weights")
         outside = sum(piece.dense.weights for piece in self.section.outer)
         dense, experts = self.section.dense.weights, self.section.experts.weights
         whole, stack = min(dense, outside + BLOCKS_GATHERED * one), min(experts, BLOCKS_GATHERED * spread)
-        return _beyond(dense, whole, self.layout.replicas) + _beyond(experts, stack, self.layout.copies)
+        return self._beyond_shards(dense, whole, experts, stack)
+
+    def _beyond_shards(self, dense: int, whole: int, experts: int, stack: int) -> int:
+        """Returns the bytes beyond a rank's own shards while `whole` dense bytes and a `stack` of experts are there."""
+        found = _beyond(dense, whole, self.layout.sharded) + _beyond(experts, stack, self.layout.sharded_experts)
+        return self.stages_held * found
 
     @cached_property
     def scattered(self) -> int:
-        """Gradients of one block before ZeRO-2 and 3 reduce and scatter them."""
+        """Gradients before ZeRO-2 and 3 reduce and scatter them: of one block, of a pipeline's stage all of them."""
         if self.layout.zero < 2 or not self.shares.rows:
             return 0
+        if self.layout.pp > 1:
+            dense, experts = self.section.dense.gradients, self.section.experts.gradients
+            return self._beyond_shards(dense, dense, experts, experts)
         one, spread = self._block("gradients")
         whole = max([one, *(piece.dense.gradients for piece in self.section.outer)])
         dense, experts = self.section.dense.gradients, self.section.experts.gradients
-        return _beyond(dense, whole, self.layout.replicas) + _beyond(experts, spread, self.layout.copies)
+        return self._beyond_shards(dense, whole, experts, spread)
 
     @cached_property
     def kept(self) -> int:
@@ -229,9 +260,20 @@ class StageMemory:
 
     @cached_property
     def loss_peak(self) -> int:
-        """The logits' three tensors and, if the loss is chunked, the gradient of its input."""
-        chunked = self.shares.stream if self.section.stage.last and self.job.chunks > 1 else 0
-        return LOGITS_ALIVE * self.logits + chunked
+        """The tensors of the logits' size that the loss holds, and what is kept of other chunks."""
+        return LOGITS_ALIVE[self.job.loss] * self.logits + self.loss_gradients
+
+    @cached_property
+    def loss_gradients(self) -> int:
+        """Gradients that a chunked loss keeps: of its input and, where a chunk's are computed at once, of the head."""
+        if not self.section.stage.last or self.job.chunks == 1:
+            return 0
+        return self.shares.stream + (self._head_gradient if self.job.loss == "asbuilt" else 0)
+
+    @property
+    def _head_gradient(self) -> int:
+        """A new gradient of the head's matrix, or of the table that it shares."""
+        return max(self.shares.copied.gradients, self.shares.after.dense.gradients)
 
     @cached_property
     def recompute_peak(self) -> int:
@@ -250,7 +292,8 @@ class StageMemory:
             return 0
         tied = self.shares.copied.gradients
         logits = self.logits * self.job.width // LOGITS_WIDTH
-        new = logits + max(tied, self.shares.after.dense.gradients) if self.shares.rows else 0
+        new = logits + self._head_gradient if self.shares.rows else 0
+        new += self.loss_gradients if self.job.loss == "asbuilt" else 0
         gone = self.outside + (0 if self.job.offloads_activations else self.activations)
         alone = TABLES_ALIVE * tied - gone if self.section.stage.first else 0
         return max(new, alone)

@@ -5,36 +5,105 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.rendezvous import rendezvous
-from torch.distributed.tensor import DTensor
 
+from asbuilt import spec
 from asbuilt.errors import InputError
 from asbuilt.nn.model import Model
 from asbuilt.train.batch import IGNORED, Batch
+from asbuilt.train.many.extent import Extent
 from asbuilt.train.ranks import Ranks
 from asbuilt.train.recipe import Recipe
+from asbuilt.train.step import local
 
 T = TypeVar("T")
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"  # how often torchrun has started the processes again
 
 
-class Group(Ranks):
-    """All processes of a run, `replicate` groups of `shard` that hold one copy of the weights together."""
+MESH = ("stage", "replicate", "shard", "tensor")  # the busiest groups are of neighbours
 
-    def __init__(self, mesh: DeviceMesh) -> None:
-        self.mesh = mesh
-        self.number, self.count = dist.get_rank(), dist.get_world_size()
-        self.first = self.number == 0
-        self.replicate, self.shard = mesh.shape
+
+class Pipeline(Protocol):
+    """Passes the batches of a step, or one, through the stages."""
+
+    def gradients(
+        self, batches: Sequence[Batch], counted: int, *, z: float, rows: int | None, autocast: torch.dtype | None
+    ) -> Tensor:
+        """Returns this rank's nats of a step's batches, whose gradients it has added."""
+        ...
+
+    def nats(self, batch: Batch, *, rows: int | None = None) -> Tensor:
+        """Returns this rank's nats of a batch."""
+        ...
+
+
+class Arrangement(NamedTuple):
+    """How many processes there are of each kind: each divides what those after it hold together."""
+
+    replicate: int
+    shard: int
+    tensor: int = 1
+    expert: int = 1  # of the ranks that share batches
+    stages: int = 1
+
+    @property
+    def data(self) -> int:
+        """Shares of each batch."""
+        return self.replicate * self.shard
+
+    @property
+    def of_experts(self) -> tuple[int, int]:
+        """How many ranks hold copies of the same experts, and how many divide those that a copy holds."""
+        alone = self.shard == 1
+        return (self.replicate // self.expert, 1) if alone else (self.replicate, self.shard // self.expert)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """What a rank holds of the model of `spec`: the place of each of its tensors in the whole one, by path.
+
+    Of the parameters `partial` each rank that divides layers has a part of the gradient alone; `copies` tells how many
+    ranks hold the same part of a parameter.
+    """
+
+    spec: spec.Model
+    extents: dict[str, Extent]
+    partial: list[nn.Parameter]
+    copies: dict[Tensor, int]
+
+
+class Group(Ranks):
+    """All processes of a run: `number` and `count` are those of the shares of a batch.
+
+    There are `replicate` groups of `shard` that hold one copy of the weights together, each of which is `tensor`
+    processes that compute each layer together. Of neighbours that share batches, `expert` hold a mixture's experts
+    together; `experts` is the mesh of those that hold the same. All of these are of one of `stages`.
+    """
+
+    held: Held
+    pipeline: Pipeline | None = None
+
+    def __init__(self, at: Arrangement, device: str) -> None:
+        self.at = at
+        self.shard, self.tensor, self.expert, self.stages = at.shard, at.tensor, at.expert, at.stages
+        dense, spread = (at.stages, *at[:3]), (at.stages, *at.of_experts, at.expert, at.tensor)
+        self.mesh = mesh = init_device_mesh(device, dense, mesh_dim_names=MESH)
+        self.spread = init_device_mesh(device, spread, mesh_dim_names=(*MESH[:3], "expert", "tensor"))
+        self.stage, self.neighbours = mesh.get_local_rank("stage"), mesh.get_group("stage")
+        self.data, self.experts = mesh["replicate", "shard"], self.spread["replicate", "shard"]
+        self.everyone = self.data._flatten("data").get_group()  # with whom this rank shares batches
+        self.number, self.count = dist.get_rank(self.everyone), at.data
+        self.first = dist.get_rank() == 0
+        self.together = dist.get_world_size() // self.count
 
     @property
     def device(self) -> torch.device:
@@ -49,8 +118,31 @@ class Group(Ranks):
     def summed(self, tensor: Tensor) -> Tensor:
         """Returns the sum of the ranks' tensors."""
         made = tensor.detach().to(self.device, copy=True)
-        dist.all_reduce(made)
+        dist.all_reduce(made, group=self.everyone)
         return made
+
+    def overall(self, value: float) -> float:
+        """Returns the sum of the values of all ranks and stages."""
+        made = torch.tensor(self.total(value), dtype=torch.float64, device=self.device)
+        dist.all_reduce(made, group=self.neighbours)
+        return float(made)
+
+    def pipelined(
+        self, batches: Sequence[Batch], counted: int, *, z: float, rows: int | None, autocast: torch.dtype | None
+    ) -> Tensor | None:
+        """Computes the gradients of a step by a pipeline, and returns this rank's nats; None if there is none."""
+        one = self.pipeline
+        return None if one is None else one.gradients(batches, counted, z=z, rows=rows, autocast=autocast)
+
+    def nats(self, batch: Batch, *, rows: int | None) -> Tensor | None:
+        """Returns this rank's nats of a batch that passes through a pipeline; None if there is none."""
+        return None if self.pipeline is None else self.pipeline.nats(batch, rows=rows)
+
+    def anywhere(self, value: float) -> float:
+        """Returns the sum of the values of all processes."""
+        made = torch.tensor(value, dtype=torch.float64, device=self.device)
+        dist.all_reduce(made)
+        return float(made)
 
     def begin(self, model: Model, last: bool) -> None:
         """Has gradients summed over the copies after the last micro-batch alone."""
@@ -60,15 +152,35 @@ class Group(Ranks):
         else:
             model.set_requires_all_reduce(last)
 
-    def norm(self, gradients: Sequence[Tensor]) -> Tensor:
-        """Returns the norm of the whole gradient."""
-        found = super().norm(gradients)
-        return found.full_tensor() if isinstance(found, DTensor) else found
+    def finish(self) -> None:
+        """Adds up the gradients of which each rank of a layer has a part."""
+        grads = [local(one.grad) for one in self.held.partial if one.grad is not None]
+        if grads:
+            flat = torch.cat([grad.flatten() for grad in grads])
+            dist.all_reduce(flat, group=self.mesh.get_group("tensor"))
+            for grad, found in zip(grads, flat.split([grad.numel() for grad in grads]), strict=True):
+                grad.copy_(found.view_as(grad))
 
-    def finite(self, tensor: Tensor) -> bool:
-        """Returns whether all numbers of a tensor, wherever they are, are finite."""
-        own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-        return self.total(float(not bool(own.isfinite().all()))) == 0
+    def norm(self, parameters: Sequence[Tensor]) -> Tensor:
+        """Returns the norm of the whole gradient."""
+        found = torch.zeros((), dtype=torch.float64, device=self.device)
+        for one in parameters:
+            if one.grad is not None:
+                found += local(one.grad).double().square().sum() / self.held.copies[one]
+        dist.all_reduce(found)
+        return found.sqrt().float()
+
+    def clip(self, parameters: Sequence[Tensor], most: float, norm: Tensor) -> None:
+        """Scales this rank's parts of the gradient, which different ranks may divide."""
+        parts = [local(one.grad) for one in parameters if one.grad is not None]
+        factor = (most / (norm + 1e-6)).clamp(max=1.0)  # as PyTorch's own does
+        torch._foreach_mul_(parts, factor)  # pyright: ignore[reportPrivateImportUsage]
+
+    def least(self, value: int) -> int:
+        """Returns the least value of any process."""
+        made = torch.tensor(value, device=self.device)
+        dist.all_reduce(made, dist.ReduceOp.MIN)
+        return int(made)
 
     def share(self, batch: Batch) -> Batch:
         """Returns this rank's share of a batch; a rank for which there is no row has one without targets."""
@@ -113,32 +225,42 @@ def joined(recipe: Recipe) -> Iterator[Group]:
         backend = "cuda:nccl,cpu:gloo" if cuda else "gloo"
         dist.init_process_group(backend, store=attempt, rank=rank, world_size=size)
     try:
-        names = ("replicate", "shard")
-        yield Group(init_device_mesh("cuda" if cuda else "cpu", arrangement, mesh_dim_names=names))
+        yield Group(arrangement, "cuda" if cuda else "cpu")
     finally:
         if own:
             dist.destroy_process_group()
 
 
-def arranged(recipe: Recipe, ranks: int) -> tuple[int, int]:
-    """Returns how many copies of the weights a number of processes holds, and how many of them share each."""
+def arranged(recipe: Recipe, ranks: int) -> Arrangement:
+    """Returns how a number of processes is arranged; raises InputError if it cannot be as the recipe says."""
     given, batch = recipe.parallel, recipe.data.batch
     if given.ranks and given.ranks != ranks:
         raise InputError(
             f"torchrun has started {ranks}", field="parallel.ranks", value=given.ranks, allowed=f"0 or {ranks}"
         )
-    shard = given.shard or ranks
-    if ranks % shard:
-        raise InputError(field="parallel.shard", value=shard, allowed=f"0 or a divisor of the {ranks} ranks")
-    if batch % ranks:
+    if ranks % given.tensor:
+        raise InputError(field="parallel.tensor", value=given.tensor, allowed=f"a divisor of the {ranks} ranks")
+    ways = given.tensor * given.pipeline
+    if ranks % ways:
+        allowed = f"such that tensor x pipeline = {ways} divides the {ranks} ranks"
+        raise InputError(field="parallel.pipeline", value=given.pipeline, allowed=allowed)
+    data = ranks // ways
+    shard = given.shard or data
+    if data % shard:
+        kind = "data-parallel " if data < ranks else ""
+        raise InputError(field="parallel.shard", value=shard, allowed=f"0 or a divisor of the {data} {kind}ranks")
+    if (shard if shard > 1 else data) % given.expert:
+        held = f"the {shard} ranks that divide weights" if shard > 1 else f"the {data} ranks that share batches"
+        raise InputError(field="parallel.expert", value=given.expert, allowed=f"a divisor of {held}")
+    if batch % data:
         raise InputError(
-            f"{ranks} ranks share a batch equally", field="data.batch", value=batch, allowed=f"a multiple of {ranks}"
+            f"{data} ranks share a batch equally", field="data.batch", value=batch, allowed=f"a multiple of {data}"
         )
     if recipe.optimizer.name not in OPTIMIZERS:
         raise InputError(
             "not for many ranks", field="optimizer.name", value=recipe.optimizer.name, allowed=" or ".join(OPTIMIZERS)
         )
-    return ranks // shard, shard
+    return Arrangement(data // shard, shard, given.tensor, given.expert, given.pipeline)
 
 
 # Their updates are elementwise: a part of a weight needs nothing of the others.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -13,10 +12,11 @@ from asbuilt.errors import InputError
 from asbuilt.nn.build import build, stored_tensors
 from asbuilt.train import loop
 from asbuilt.train import recipe as recipes
+from asbuilt.train.export import export
 from asbuilt.train.loop import LOG, STATES, Outcome, Report, Run
 from asbuilt.train.many.divide import divide, reshard
 from asbuilt.train.many.group import Group, joined, restarted
-from asbuilt.train.many.state import gathered, load_state, save_state
+from asbuilt.train.many.state import load_state, save_state, whole
 from asbuilt.train.recipe import Recipe
 from asbuilt.train.state import checkpoints
 from asbuilt.train.step import Stepped
@@ -31,10 +31,10 @@ def run(recipe: Recipe, *, resume: bool = False, report: Report = lambda _: None
     resume = resume or (restarted() and Path(recipe.run.out).is_dir())
     with joined(recipe) as group:
         last = group.agree(partial(beginning, recipe, resume))
-        made = loop.prepare(recipe, partial(divide, group=group))
+        made = loop.prepare(recipe, partial(divide, group=group, vocabulary=recipe.parallel.vocabulary))
         made.ranks = group
         if last is not None:
-            made.position = load_state(Path(last), made.model, made.optimizer)
+            made.position = load_state(Path(last), made.model, made.optimizer, group)
         if resume and group.first:
             loop.cut_log(made.folder / LOG, -1 if last is None else made.position.step)
         return Loop(made, report if group.first else _unsaid, group).finish()
@@ -75,15 +75,15 @@ class Loop(loop.Loop):
         save_state(states, one.model, one.optimizer, one.position, recipes.to_dict(one.recipe), self.group)
 
     def export(self) -> None:
-        """Writes the trained model, gathered on the first rank."""
+        """Writes the trained model on the first rank, which reads it from the last checkpoint: no rank has it whole."""
         one = self.run
-        weights = gathered(one.model, self.group)
         if self.group.first:
+            weights = whole(checkpoints(one.folder / STATES)[-1], weights_alone=True)
             model = build(one.reading.spec, seed=None)
             with torch.no_grad():
                 for path, tensor in stored_tensors(model).items():
                     tensor.copy_(weights[path])
-            loop.export(replace(one, model=model))
+            export(one.recipe, model, one.reading, one.vocabulary)
         dist.barrier()
 
     def _lost(self, error: Exception) -> Exception:

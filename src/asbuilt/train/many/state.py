@@ -18,13 +18,14 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, Hu
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
-from torch.distributed.tensor import DTensor
 
 from asbuilt.checkpoint.save import aside
 from asbuilt.errors import InputError
-from asbuilt.nn.build import stored_tensors
 from asbuilt.nn.model import Model
+from asbuilt.spec.part import stored_weights
+from asbuilt.train.many.extent import Extent, whole_of
 from asbuilt.train.many.group import Group
+from asbuilt.train.many.piece import Piece
 from asbuilt.train.optimizer import Optimizers
 from asbuilt.train.state import RANDOM, ROOM, STATE, Position, describe_state, read_document, require_alike, sync
 
@@ -34,8 +35,10 @@ def save_state(
 ) -> None:
     """Writes the checkpoint of a step, each rank its part; raises InputError on all ranks if one cannot."""
     made = folder / f"step-{at.step:08d}"
-    tensors = {path: t.detach() for path, t in stored_tensors(model).items()} | _optimizer_tensors(model, optimizer)
-    size = round(group.total(sum(t.numel() * t.element_size() for t in map(_local, tensors.values()))))
+    places = group.held.extents
+    tensors = {path: Piece.of(tensor, places[path]) for path, tensor in stored(model).items()}
+    tensors |= _optimizer_pieces(model, optimizer, places)
+    size = round(group.anywhere(sum(one.view_of.nbytes for one in tensors.values())))
     writing = aside(made, size + ROOM)
     partial = Path(group.agree(lambda: str(writing.__enter__())))
     try:
@@ -57,25 +60,27 @@ def save_state(
     group.agree(finish)
 
 
-def load_state(checkpoint: Path, model: Model, optimizer: Optimizers) -> Position:
+def load_state(checkpoint: Path, model: Model, optimizer: Optimizers, group: Group) -> Position:
     """Restores this rank's part of the model and the optimizer, and returns where the run stood."""
-    document = read_document(checkpoint)
+    document, held = read_document(checkpoint), group.held
     reader = HuggingFaceStorageReader(str(checkpoint))
-    weights = {path: t.detach() for path, t in stored_tensors(model).items()}
-    found = sizes(reader, checkpoint)
     parameters = dict(model.named_parameters())
-    found = {key: one for key, one in found.items() if not key.startswith(RANDOM)}
-    require_alike(weights, {key: one for key, one in found.items() if "/" not in key}, checkpoint)
+    found = {key: one for key, one in sizes(reader, checkpoint).items() if not key.startswith(RANDOM)}
+    whole = {path: torch.empty(weight.shape, device="meta") for path, weight, _ in stored_weights(held.spec)}
+    require_alike(whole, {key: one for key, one in found.items() if "/" not in key}, checkpoint)
     state: dict[str, Tensor] = {}
+    pieces = {path: Piece.of(tensor, held.extents[path]) for path, tensor in stored(model).items()}
     for key, like in found.items():
         path, slash, _ = key.rpartition("/")
-        if slash:
-            if path not in parameters:
-                raise InputError(f"has optimizer state of {path}, which is not trained", field=str(checkpoint))
-            mine = parameters[path]
-            alike = like.shape == mine.shape and like.dim() > 0
-            state[key] = torch.empty_like(mine.detach()) if alike else torch.empty(like.shape, dtype=like.dtype)
-    load(weights | state, storage_reader=reader)
+        if slash and path not in whole:
+            raise InputError(f"has optimizer state of {path}, which is not trained", field=str(checkpoint))
+        if slash and path in parameters:
+            extent = held.extents[path]
+            alike = like.shape == extent.shape and like.dim() > 0  # else it is a number, or has a shape of its own
+            mine = parameters[path].detach()
+            state[key] = torch.zeros_like(mine) if alike else torch.empty(like.shape, dtype=like.dtype)
+            pieces[key] = Piece.of(state[key], extent if alike else whole_of(tuple(like.shape)))
+    load(dict(pieces), storage_reader=reader)
     restored: dict[Tensor, dict[str, Any]] = {}
     for key, value in state.items():
         path, _, name = key.rpartition("/")
@@ -85,6 +90,12 @@ def load_state(checkpoint: Path, model: Model, optimizer: Optimizers) -> Positio
             for parameter in each["params"]:
                 one.state[parameter] = restored.get(parameter, {})
     return Position(**document["position"])
+
+
+def stored(model: Model) -> dict[str, Tensor]:
+    """Returns the tensors that checkpoints hold, by path, of those that this rank's stage has."""
+    held: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return {path: held[path] for path, *_ in stored_weights(model.spec) if path in held}
 
 
 def sizes(reader: HuggingFaceStorageReader, checkpoint: Path) -> dict[str, Tensor]:
@@ -101,35 +112,23 @@ def sizes(reader: HuggingFaceStorageReader, checkpoint: Path) -> dict[str, Tenso
     }
 
 
-def whole(checkpoint: Path) -> dict[str, Tensor]:
-    """Returns all tensors of a distributed checkpoint, by one process."""
+def whole(checkpoint: Path, *, weights_alone: bool = False) -> dict[str, Tensor]:
+    """Returns all tensors of a distributed checkpoint, or its weights and buffers alone, by one process."""
     reader = HuggingFaceStorageReader(str(checkpoint))
-    held = {key: torch.empty_like(one, device="cpu") for key, one in sizes(reader, checkpoint).items()}
+    wanted = {key: one for key, one in sizes(reader, checkpoint).items() if not (weights_alone and "/" in key)}
+    held = {key: torch.empty_like(one, device="cpu") for key, one in wanted.items()}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # as is meant here
         load(held, storage_reader=reader, no_dist=True)
     return held
 
 
-def gathered(model: Model, group: Group) -> dict[str, Tensor]:
-    """Returns the weights and buffers on the first rank; nothing on the others, which send their parts."""
-    made: dict[str, Tensor] = {}
-    for path, tensor in stored_tensors(model).items():
-        full = tensor.detach()
-        full = full.full_tensor() if isinstance(full, DTensor) else full
-        if group.first:
-            made[path] = full.cpu()
-    return made
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def _optimizer_tensors(model: Model, optimizer: Optimizers) -> dict[str, Tensor]:
+def _optimizer_pieces(model: Model, optimizer: Optimizers, places: dict[str, Extent]) -> dict[str, Piece]:
     paths: dict[Tensor, str] = {parameter: path for path, parameter in model.named_parameters()}
     return {
-        f"{paths[parameter]}/{name}": value
+        f"{paths[parameter]}/{name}": Piece.of(
+            value, places[paths[parameter]] if value.shape == parameter.shape else whole_of(tuple(value.shape))
+        )
         for one, _ in optimizer.made
         for parameter, held in one.state.items()
         for name, value in held.items()

@@ -1,0 +1,157 @@
+"""What one of several ranks holds of a model, and what cannot be divided, by name. Nothing here imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from asbuilt import spec
+from asbuilt.errors import InputError
+from asbuilt.spec.part import Part, walk
+from asbuilt.train.recipe import Recipe
+
+# Parts that are divided only where what they contain is.
+AROUND = (spec.Model, spec.Block, spec.Branch, spec.Linear, spec.HeadNorm)
+
+
+def tensor_share(model: spec.Model, tensor: int, vocabulary: bool = True) -> spec.Model:
+    """Returns what one of `tensor` ranks holds and computes of a model, as the parts say (`Part.shard`).
+
+    Without `vocabulary` it has the whole embedding and head. Raises InputError naming what cannot be divided: sizes
+    that are no multiples, and parts whose ranks would need more of each other than sums.
+    """
+    if tensor == 1:
+        return model
+    reads = {*model.reads} - {"tokens", "types"}
+    if reads:
+        raise _refused(tensor, f"the model reads {' and '.join(sorted(reads))} too")
+    try:
+        own = model.shard(tensor)
+    except InputError as error:
+        raise _refused(tensor, f"{error.field} = {error.value} must be {error.allowed}") from error
+    if not vocabulary:
+        own = replace(own, embedding=model.embedding, head=model.head)
+    for path, part in walk(model):
+        mine = own.at(path) if path else own
+        if mine != part and (why := _reason(part, mine)):
+            raise _refused(tensor, f"{path} ({type(part).__name__}): {why}")
+    return own
+
+
+def require_spread(model: spec.Model, ranks: int) -> None:
+    """Raises InputError naming what keeps a model's experts from being spread over so many ranks."""
+    if ranks == 1:
+        return
+    found = [(path, part) for path, part in walk(model) if part.spreads()]
+    if not found:
+        raise InputError("the model has no experts", field="parallel.expert", value=ranks, allowed="1")
+    for path, part in found:
+        if not isinstance(part, spec.MixtureOfExperts):
+            problem = f"{path} ({type(part).__name__}): ranks cannot send rows to it"
+            raise InputError(problem, field="parallel.expert", value=ranks, allowed="1")
+        if part.n_experts % ranks:
+            problem = f"{path}: n_experts = {part.n_experts} must be a multiple of the ranks"
+            raise InputError(problem, field="parallel.expert", value=ranks)
+    for path, part in walk(model):
+        if isinstance(part, spec.Block) and (part.weights_from is not None or part.weights_name is not None):
+            problem = f"{path} runs the weights of another block"
+            raise InputError(problem, field="parallel.expert", value=ranks, allowed="1")
+
+
+def require_stages(model: spec.Model, recipe: Recipe) -> None:
+    """Raises InputError naming what keeps a model, or a recipe, from a pipeline of so many stages."""
+    stages = recipe.parallel.pipeline
+    if stages > 1 and (why := _not_staged(model, recipe)):
+        fix = "leave it at 1, or divide by parallel.tensor or parallel.shard"
+        raise InputError(why, field="parallel.pipeline", value=stages, fix=fix)
+
+
+def _not_staged(model: spec.Model, recipe: Recipe) -> str:
+    """Returns why stages cannot train a model; empty if they can."""
+    stages, data = recipe.parallel.pipeline, recipe.data
+    if stages > model.n_layers:
+        return f"the model has {model.n_layers} blocks"
+    if isinstance(model.head, spec.TiedHead):
+        return "the head is tied to the embedding, which another stage has"
+    if recipe.step.accumulate < stages:
+        return f"step.accumulate = {recipe.step.accumulate} must be at least as many micro-batches"
+    if data.objective != "next" or data.packing != "stream" or data.chat:
+        return "stages pass on texts without padding alone, of the objective next"
+    if recipe.parallel.shard != 1:
+        return "each rank of a stage holds all of it: parallel.shard must be 1"
+    for path, part in walk(model):
+        if type(part) not in STAGED:
+            return f"{path or 'the model'} ({type(part).__name__}): stages do not run it"
+        for name in BETWEEN:
+            if getattr(part, name, None):
+                return f"{path} ({type(part).__name__}): {name} passes from block to block beside the stream"
+    return ""
+
+
+def _refused(tensor: int, why: str) -> InputError:
+    fix = "leave it at 1, or divide by parallel.shard alone"
+    return InputError(why, field="parallel.tensor", value=tensor, fix=fix)
+
+
+def _reason(part: Part, own: Part) -> str:
+    """Returns why a part cannot be divided as `own`; empty if it can."""
+    if isinstance(part, AROUND):
+        return ""
+    check = CHECKS.get(type(part))
+    return "ranks cannot compute it together" if check is None else check(part, own)
+
+
+def _attention(part: spec.Attention, own: spec.Attention) -> str:
+    if part.n_kv_heads * own.n_heads != own.n_kv_heads * part.n_heads:
+        return f"n_kv_heads = {part.n_kv_heads} must be a multiple of the ranks"
+    for name in ("indexer", "differential"):
+        if getattr(part, name) is not None:
+            return f"{name} is not divided"
+    if not isinstance(part.positions, spec.Rotary | None):
+        return f"positions of the kind {type(part.positions).__name__} are not divided"
+    for name in ("q_norm", "k_norm"):
+        if isinstance(norm := getattr(part, name), spec.RMSNorm | spec.LayerNorm) and norm.d != part.d_head:
+            return f"{name} is over all heads"
+    return ""
+
+
+def _gated(part: spec.GatedMLP, own: spec.GatedMLP) -> str:
+    return "its sparsity is by the mean over all columns" if part.sparsity is not None else ""
+
+
+def _embedding(part: spec.TokenEmbedding, own: spec.TokenEmbedding) -> str:
+    return "rows beyond the vocabulary; parallel.vocabulary=false leaves it whole" if part.extra else ""
+
+
+def _plain(part: Part, own: Part) -> str:
+    return ""
+
+
+# Parts that need nothing but the stream of the block before theirs, and fields that ask for more.
+STAGED = (
+    spec.LanguageModel,
+    spec.Block,
+    spec.Branch,
+    spec.Linear,
+    spec.Attention,
+    spec.MLP,
+    spec.GatedMLP,
+    spec.RMSNorm,
+    spec.LayerNorm,
+    spec.HeadNorm,
+    spec.TokenEmbedding,
+    spec.LearnedPositions,
+    spec.Rotary,
+    spec.Head,
+)
+BETWEEN = ("kv_name", "kv_from", "weights_name", "weights_from", "updates", "predictors")
+
+CHECKS: dict[type[Part], Callable[[Any, Any], str]] = {
+    spec.Attention: _attention,
+    spec.MLP: _plain,
+    spec.GatedMLP: _gated,
+    spec.TokenEmbedding: _embedding,
+    spec.Head: _plain,
+    spec.TiedHead: _plain,
+}

@@ -1,0 +1,72 @@
+"""The exported model of a run, or its adapters, written aside and then renamed."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from asbuilt.checkpoint.save import save
+from asbuilt.checkpoint.save_adapter import save_adapter
+from asbuilt.checkpoint.source import TOKENIZER, Source
+from asbuilt.families import Reading
+from asbuilt.nn.model import Model
+from asbuilt.train.recipe import Recipe
+from asbuilt.train.text import Vocabulary
+
+EXPORTED = "model"
+ADAPTER = "adapter"  # the folder of adapters, which take the model's place
+
+
+def export(recipe: Recipe, model: Model, reading: Reading, vocabulary: Vocabulary) -> Path:
+    """Writes the model beside its tokenizer, in place of what was exported before; returns the folder."""
+    if recipe.tune.adapters and reading.family:
+        return export_adapter(recipe, model, reading.family)
+    folder = Path(recipe.run.out) / EXPORTED
+    with _replacing(folder) as fresh:
+        beside = fresh.with_name(fresh.name + ".tokenizer")
+        try:
+            beside.mkdir()
+            (beside / TOKENIZER).write_text(json.dumps(vocabulary.document, ensure_ascii=False), encoding="utf-8")
+            save(
+                model,
+                fresh,
+                family=None if recipe.tune.adapters else reading.family or None,
+                carried=reading.carried,
+                tokenizer_from=vocabulary.source
+                or Source(kind="folder", name="tokenizer", reading=reading, path=beside),
+            )
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
+    return folder
+
+
+def export_adapter(recipe: Recipe, model: Model, family: str) -> Path:
+    """Writes the adapters in PEFT's layout, in place of what was exported before; returns the folder."""
+    folder, source = Path(recipe.run.out) / ADAPTER, recipe.model.source
+    base = str(Path(source).absolute()) if Path(source).exists() else source
+    with _replacing(folder) as fresh:
+        save_adapter(model, fresh, family=family, base=base)
+    return folder
+
+
+@contextmanager
+def _replacing(folder: Path) -> Iterator[Path]:
+    """Yields the name of a folder to write, which takes the place of `folder` at the end."""
+    for left in folder.parent.glob(f".{folder.name}.*"):  # by a process that was killed
+        shutil.rmtree(left, ignore_errors=True)
+    fresh = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.new")
+    try:
+        yield fresh
+        if folder.exists():
+            old = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.removed")
+            folder.rename(old)
+            fresh.rename(folder)
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            fresh.rename(folder)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)

@@ -1,0 +1,255 @@
+"""What the page asks, as plain data: the model, edits of its config, options; and the command line's documents.
+
+Nothing here knows HTTP. A question names a catalogue model, carries a config.json, or means the model that the server
+was started with; paths are not read, since a page may have come from elsewhere than its user.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from asbuilt.api.plan import plan, serve_document, train_document
+from asbuilt.catalog import find, machines
+from asbuilt.catalog.machine import Machine
+from asbuilt.catalog.models import ROWS
+from asbuilt.catalog.quantities import parse_count, parse_time, parse_tokens
+from asbuilt.checkpoint.source import Source, open_model
+from asbuilt.description import describe
+from asbuilt.dtypes import GGUF_BLOCKS, TRAINED
+from asbuilt.errors import InputError, near, one_of
+from asbuilt.families import read_config, write_config
+from asbuilt.families.shared.common import MOST_LAYERS
+from asbuilt.plan.serve.engines import ENGINES
+from asbuilt.plan.train.optimizers import OPTIMIZERS
+from asbuilt.plan.train.shares import CHECKPOINTING
+from asbuilt.web import curves
+
+# Config keys of sizes that the page offers to change, as families of published models call them.
+EDITABLE = {
+    "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    "encoder layers": ("encoder_layers",),
+    "decoder layers": ("decoder_layers",),
+    "model width": ("hidden_size", "n_embd", "d_model"),
+    "encoder FFN width": ("encoder_ffn_dim",),
+    "decoder FFN width": ("decoder_ffn_dim",),
+    "query heads": ("num_attention_heads", "n_head", "n_heads"),
+    "KV heads": ("num_key_value_heads",),
+    "head width": ("head_dim",),
+    "FFN width": ("intermediate_size", "n_inner", "d_ff", "ffn_dim"),
+    "experts": ("num_local_experts", "num_experts", "n_routed_experts"),
+    "experts per token": ("num_experts_per_tok",),
+    "expert width": ("moe_intermediate_size",),
+    "shared experts": ("n_shared_experts",),
+    "vocabulary": ("vocab_size",),
+    "window": ("sliding_window",),
+    "latent width of keys and values": ("kv_lora_rank",),
+    "state width": ("state_size", "mamba_d_state", "ssm_state_size"),
+}
+INNER = "text_config"
+LAYERS = EDITABLE["layers"]
+PER_LAYER = ("layer_types", "mlp_layer_types")  # lists of a kind for each layer
+WEIGHTS = (
+    "bf16",
+    "fp16",
+    "fp32",
+    "fp8",
+    "int8",
+    "int4",
+    "mxfp4",
+    "nvfp4",
+    *(name for name in GGUF_BLOCKS if name[0] == "q"),
+)
+CACHES = ("bf16", "fp16", "fp32", "fp8", "int8", "fp8:head", "int8:head", "int4:head", "q8_0", "q4_0")
+
+Parse = Callable[[Any, str], Any]
+
+
+def _whole(value: object, field: str) -> int:
+    if isinstance(value, str) and value.strip().isdecimal() and len(value) < 20:
+        return int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InputError(field=field, value=value, allowed="a whole number")
+    return value
+
+
+def _number(value: object, field: str) -> float:
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InputError(field=field, value=value, allowed="a number") from error
+
+
+def _word(value: object, field: str) -> str:
+    if not isinstance(value, str) or len(value) > 200:
+        raise InputError(field=field, value=value, allowed="a word")
+    return value
+
+
+DESCRIBE: dict[str, Parse] = {"seq": parse_tokens, "batch": _whole, "dtype": _word, "kv_dtype": _word}
+SERVE: dict[str, Parse] = {
+    **dict.fromkeys(("gpus", "tp", "pp", "ep", "users", "max_num_seqs"), _whole),
+    **dict.fromkeys(("context", "prompt", "chunk"), parse_tokens),
+    **dict.fromkeys(("dtype", "kv_dtype", "engine"), _word),
+    **dict.fromkeys(("latency_target", "first_token_target"), parse_time),
+}
+TRAIN: dict[str, Parse] = {
+    **dict.fromkeys(("gpus", "batch", "accumulate", "zero", "tp", "pp", "ep", "cp"), _whole),
+    **dict.fromkeys(("optimizer", "dtype", "checkpointing"), _word),
+    **dict.fromkeys(("price", "utilisation"), _number),
+    "seq": parse_tokens,
+    "tokens": parse_count,
+}
+
+
+def catalogue(given: Source | None) -> dict[str, Any]:
+    """Returns what the page offers to choose from; `given` is the model that the server was started with."""
+    return {
+        "given": None if given is None else given.name,
+        "models": sorted(ROWS),
+        "machines": machines.names(),
+        "engines": {name: engine.title for name, engine in ENGINES.items()},
+        "dtypes": list(WEIGHTS),
+        "kv_dtypes": list(CACHES),
+        "trained": list(TRAINED),
+        "optimizers": list(OPTIMIZERS),
+        "checkpointing": list(CHECKPOINTING),
+    }
+
+
+def answer(kind: str, asked: object, given: Source | None = None) -> dict[str, Any]:
+    """Returns the document of one of `ANSWERS`; raises InputError naming the field at fault."""
+    if not isinstance(asked, dict):
+        raise InputError(field="question", value=asked, allowed="a JSON object")
+    known = ("model", "config", "set", "gpu", "options")
+    for name in asked:
+        if name not in known:
+            raise InputError("unknown", field=name, allowed=one_of(known))
+    try:
+        return ANSWERS[kind](asked, given)
+    except RecursionError as error:
+        raise InputError("nested too deeply", field="config") from error
+
+
+def opened(asked: Mapping[str, Any], given: Source | None) -> Source:
+    """Returns the model of a question, with the edits of its config applied."""
+    source, config = _chosen(asked, given)
+    edits = asked.get("set") or {}
+    if not isinstance(edits, dict):
+        raise InputError(field="set", value=edits, allowed="an object of config keys and values")
+    if not edits:
+        return source
+    changed = edited(_config(source) if config is None else config, edits)
+    return replace(source, reading=read_config(changed, source.name), kind="config", path=None, gguf=None)
+
+
+def _chosen(asked: Mapping[str, Any], given: Source | None) -> tuple[Source, dict[str, Any] | None]:
+    """Returns the model before edits, and its config if the question carries it."""
+    name, config = asked.get("model"), asked.get("config")
+    if config is not None:
+        name = "config" if name is None else _word(name, "model")
+        return Source(kind="config", name=name, reading=read_config(config, name)), config
+    if given is not None and name in (None, given.name):
+        return given, None
+    if not isinstance(name, str) or name not in ROWS:
+        allowed = "a name from `asbuilt models`, or a config.json"
+        raise InputError("unknown model", field="model", value=name, allowed=allowed, fix=near(str(name)[:80], ROWS))
+    return open_model(find(name).name), None
+
+
+def _config(source: Source) -> dict[str, Any]:
+    """Returns a config.json that reads back as the model."""
+    reading = source.reading
+    packing = {} if reading.quantization is None else {"quantization_config": reading.quantization}
+    written = write_config(source.family, source.spec, reading.carried, reading.dtype)
+    return packing | written
+
+
+def edited(config: dict[str, Any], edits: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the config with other values of whole numbers that it has; `text_config.vocab_size` for a nested key.
+
+    With another number of layers, a list of a kind for each layer is cut or repeated.
+    """
+    changed = dict(config)
+    for path, value in edits.items():
+        outer, _, key = path.rpartition(".")
+        inner = changed.get(outer) if outer else changed
+        if outer not in ("", INNER) or not isinstance(inner, dict) or key not in inner:
+            known = [one["key"] for one in editable(config)]
+            raise InputError("not a key of this config", field=path, value=value, allowed=one_of(known))
+        number = _whole(value, path)
+        inner = {**inner, key: number}
+        if key in LAYERS:
+            inner |= _repeated(inner, number)
+        changed = {**changed, outer: inner} if outer else inner
+    return changed
+
+
+def _repeated(config: Mapping[str, Any], layers: int) -> dict[str, list[Any]]:
+    layers = max(0, min(layers, MOST_LAYERS))  # more are refused when the config is read
+    lists = {key: said for key in PER_LAYER if isinstance(said := config.get(key), list) and said}
+    return {key: (said * (layers // len(said) + 1))[:layers] for key, said in lists.items()}
+
+
+def editable(config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns the sizes of a config that the page changes: what each is, its key and its value."""
+    found = []
+    inner = config.get(INNER)
+    for prefix, said in (("", config), (f"{INNER}.", inner if isinstance(inner, Mapping) else {})):
+        for label, key in ((label, key) for label, keys in EDITABLE.items() for key in keys):
+            value = said.get(key)
+            if isinstance(value, int) and not isinstance(value, bool):
+                found.append({"label": label, "key": prefix + key, "value": value})
+    return found
+
+
+def _options(asked: Mapping[str, Any], known: Mapping[str, Parse]) -> dict[str, Any]:
+    said = asked.get("options") or {}
+    if not isinstance(said, dict):
+        raise InputError(field="options", value=said, allowed="an object")
+    for name in said:
+        if name not in known:
+            raise InputError("unknown option", field=name, allowed=one_of(known))
+    return {name: known[name](value, name) for name, value in said.items() if value not in (None, "")}
+
+
+def _machine(asked: Mapping[str, Any]) -> Machine:
+    name = _word(asked.get("gpu"), "gpu")
+    if name.lower().endswith(".toml") or name == "this":  # neither files nor measurements for a page
+        raise InputError(field="gpu", value=name, allowed="a name from `asbuilt machines`, or numbers")
+    return machines.resolve(name)
+
+
+def _describe(asked: Mapping[str, Any], given: Source | None) -> dict[str, Any]:
+    return describe(opened(asked, given), **_options(asked, DESCRIBE)).document()
+
+
+def _serve(asked: Mapping[str, Any], given: Source | None, *, curved: bool = False) -> dict[str, Any]:
+    source = opened(asked, given)
+    made = plan(source, _machine(asked), **_options(asked, SERVE))
+    return curves.document(made) if curved else serve_document(made, source.reading.defaults)
+
+
+def _train(asked: Mapping[str, Any], given: Source | None) -> dict[str, Any]:
+    source = opened(asked, given)
+    return train_document(plan(source, _machine(asked), task="train", **_options(asked, TRAIN)), source.reading)
+
+
+def _sizes(asked: Mapping[str, Any], given: Source | None) -> dict[str, Any]:
+    source, config = _chosen(asked, given)
+    if config is None and source.family:
+        config = _config(source)
+    edits = asked.get("set") or {}
+    final = None if config is None else edited(config, edits)
+    return {"name": source.name, "config": final, "editable": [] if config is None else editable(config)}
+
+
+ANSWERS: dict[str, Callable[[Mapping[str, Any], Source | None], dict[str, Any]]] = {
+    "describe": _describe,
+    "serve": _serve,
+    "train": _train,
+    "curves": partial(_serve, curved=True),
+    "config": _sizes,
+}

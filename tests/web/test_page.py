@@ -1,0 +1,188 @@
+"""The page in a headless browser: what it asks for, what it shows, and what its address restores."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from asbuilt.web import questions
+
+pytest.importorskip("uvicorn")
+pytest.importorskip("websockets")
+
+import browser
+from browser import Page
+
+if browser.found() is None:
+    pytest.skip("no Chromium here", allow_module_level=True)
+
+MODEL, GPU = "smollm2-135m", "l4"
+# Text of every element against the colour behind it, by WCAG 2: the lowest ratio, and whose it is.
+CONTRAST = """(() => {
+  const numbers = (text) => (text.match(/[\\d.]+/g) ?? []).map(Number);
+  const light = ([r, g, b]) => [r, g, b].map((c) => c / 255)
+    .map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
+  const behind = (at) => {
+    for (; at; at = at.parentElement) {
+      const said = numbers(getComputedStyle(at).backgroundColor);
+      if (said.length === 3 || said[3] > 0) return said;
+    }
+    return [255, 255, 255];
+  };
+  let worst = [99, ""];
+  for (const one of document.querySelectorAll("body *")) {
+    const said = [...one.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
+    if (!said || !one.getClientRects().length) continue;
+    const style = getComputedStyle(one), drawn = one instanceof SVGElement;
+    const pair = [light(numbers(drawn ? style.fill : style.color)), light(behind(one))].sort((a, b) => b - a);
+    const ratio = (pair[0] + 0.05) / (pair[1] + 0.05);
+    if (ratio < worst[0]) worst = [ratio, one.outerHTML.slice(0, 100)];
+  }
+  return worst;
+})()"""
+UNNAMED = """[...document.querySelectorAll('input, select, button, svg, section, dialog')]
+  .filter((one) => one.getClientRects().length)
+  .filter((one) => !(one.labels?.length || one.textContent.trim() && one.tagName === 'BUTTON'
+    || one.getAttribute('aria-label') || document.getElementById(one.getAttribute('aria-labelledby'))))
+  .map((one) => one.outerHTML.slice(0, 100))"""
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    words = [sys.executable, "-m", "asbuilt", "web", MODEL, "--no-open", "--port", "0"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, bufsize=1, env=None)
+    assert process.stdout is not None
+    try:
+        yield process.stdout.readline().split()[0]
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    with browser.browser(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
+
+
+def shown(page: Page, figure: str) -> list[str]:
+    said = f"[...document.querySelectorAll('[data-figure={json.dumps(figure)}] td.n')].map((one) => one.textContent)"
+    return page.run(said)
+
+
+def test_it_loads_from_this_machine_alone_and_without_a_fault(page: Page, url: str) -> None:
+    page.requests.clear()
+    page.open(url)
+    assert {address for address in page.requests if not address.startswith((url, "about:", "data:"))} == set()
+    assert any(address.endswith("api/serve") for address in page.requests)
+    assert page.faults == []
+    assert page.run("document.querySelector('#model').value") == MODEL
+
+
+def test_a_change_moves_the_figure_to_that_of_the_command_line(page: Page, url: str) -> None:
+    page.open(f"{url}#model={MODEL}&gpu={GPU}")
+    whole = page.run("document.querySelectorAll('section').length")
+    layers, users = random.randint(31, 60), random.randint(2, 9)
+    page.type("#set-num_hidden_layers", str(layers))
+    asked = {"model": MODEL, "gpu": GPU, "set": {"num_hidden_layers": layers}}
+    before, after = (questions.answer("serve", one) for one in ({"model": MODEL, "gpu": GPU}, asked))
+    text = "const {bytes, whole} = await import('./format.js'); return "
+    line = {name: next(one["bytes"] for one in made["ladder"] if one["line"] == "weights") for name, made in
+            (("before", before), ("after", after))}  # fmt: skip
+    written = page.run(f"(async () => {{ {text} [{line['before']}, {line['after']}].map(bytes) }})()")
+    assert shown(page, "weights")[:2] == written
+    numbers = page.run(f"(async () => {{ {text} [{before['users']}, {after['users']}].map(whole) }})()")
+    assert shown(page, "users")[:2] == numbers
+    assert len(set(numbers)) == 2
+    page.type("#serving-users", str(users))
+    page.run("document.querySelectorAll('section button[aria-label^=\"JSON of Memory\"]')[0].click()")
+    said = json.loads(page.run("document.querySelector('#json').textContent"))
+    wanted = questions.answer("serve", asked | {"options": {"users": users}})
+    assert said == json.loads(json.dumps(wanted))
+    assert page.run("document.querySelectorAll('section').length") == whole
+    assert page.faults == []
+
+
+def test_the_address_restores_the_page(page: Page, url: str) -> None:
+    page.open(f"{url}#model={MODEL}&gpu={GPU}")
+    width = 2 ** random.randint(7, 12)
+    page.type("#set-intermediate_size", str(width))
+    page.type("#serving-gpu", "h100-sxm")
+    page.type("#training-zero", "3")
+    page.type("#serving-context", "4k")
+    address, drawn = page.run("location.href"), page.run("document.querySelector('#panels').textContent")
+    page.open(address)
+    assert page.run("document.querySelector('#panels').textContent") == drawn
+    ids = ["set-intermediate_size", "serving-gpu", "training-zero", "serving-context"]
+    values = page.run(f"{ids}.map((id) => document.getElementById(id).value)")
+    assert values == [str(width), "h100-sxm", "3", "4k"]
+
+
+def test_a_config_that_is_dropped_is_read_and_kept_in_the_address(page: Page, url: str, tmp_path: Path) -> None:
+    config = questions.answer("config", {"model": "gpt-oss-20b", "set": {"num_hidden_layers": 6}})["config"]
+    (tmp_path / "mine.json").write_text(json.dumps(config))
+    page.open(f"{url}#gpu={GPU}")
+    root = page.call("DOM.getDocument")["root"]["nodeId"]
+    node = page.call("DOM.querySelector", nodeId=root, selector="#file")["nodeId"]
+    before = page.run("Number(document.body.dataset.drawn)")
+    page.call("DOM.setFileInputFiles", nodeId=node, files=[str(tmp_path / "mine.json")])
+    page.drawn(before)
+    wanted = questions.answer("describe", {"config": config})["parameters"]["total"]
+    total = page.run(f"(async () => (await import('./format.js')).count({wanted}))()")
+    assert shown(page, "parameters") == [total]
+    page.open(page.run("location.href"))
+    assert shown(page, "parameters") == [total]
+
+
+def test_what_is_wrong_is_said_at_its_field(page: Page, url: str) -> None:
+    page.open(f"{url}#model={MODEL}&gpu={GPU}")
+    page.type("#set-num_key_value_heads", "7")
+    said = page.run("document.querySelector('#problems').textContent")
+    assert "num_key_value_heads" in said
+    assert page.run("document.querySelector('#set-num_key_value_heads').getAttribute('aria-invalid')") == "true"
+    page.type("#set-num_key_value_heads", "3")
+    assert page.run("document.querySelector('#problems').textContent") == ""
+
+
+def test_a_telephone_needs_no_sideways_scroll(page: Page, url: str) -> None:
+    page.size(360, 740)
+    page.open(f"{url}#model=gpt-oss-20b&gpu={GPU}&set.num_hidden_layers=30")
+    page.run("document.querySelectorAll('button.open').forEach((one) => one.click())")
+    assert page.run("document.documentElement.scrollWidth") <= 360
+    page.size(1280)
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_text_is_legible_and_controls_have_names(page: Page, url: str, dark: bool) -> None:
+    page.size(1280, dark=dark)
+    page.open(f"{url}#model={MODEL}&gpu={GPU}&train.gpus=8&set.num_hidden_layers=40")
+    page.run("document.querySelectorAll('button.open').forEach((one) => one.click())")
+    back = page.run("getComputedStyle(document.body).backgroundColor")
+    ratio, where = page.run(CONTRAST)
+    assert ratio >= 4.5, where
+    assert page.run(UNNAMED) == []
+    page.run("document.querySelector('#theme').value = " + json.dumps("light" if dark else "dark"))
+    page.run("document.querySelector('#theme').dispatchEvent(new Event('change'))")
+    assert page.run("getComputedStyle(document.body).backgroundColor") != back
+    assert page.run(CONTRAST)[0] >= 4.5
+    page.run("localStorage.clear()")
+
+
+def test_a_figure_opens_with_the_keyboard(page: Page, url: str) -> None:
+    page.size(1280)
+    page.open(f"{url}#model={MODEL}&gpu={GPU}")
+    page.run("document.querySelector('[data-figure=memory-weights] button').focus()")
+    for kind in ("keyDown", "keyUp"):
+        page.call("Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", windowsVirtualKeyCode=13, text="\r")
+    opener = "document.querySelector('[data-figure=memory-weights] button')"
+    assert page.run(f"{opener}.getAttribute('aria-expanded')") == "true"
+    ladder = questions.answer("serve", {"model": MODEL, "gpu": GPU})["ladder"]
+    line = next(one for one in ladder if one["line"] == "weights")
+    assert line["formula"] in page.run("document.querySelector('[data-figure=memory-weights] + tr').textContent")

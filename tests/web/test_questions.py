@@ -1,0 +1,113 @@
+"""What the page asks, against the documents of the command line."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from asbuilt.checkpoint.source import open_model
+from asbuilt.cli.main import cli
+from asbuilt.errors import InputError
+from asbuilt.families import write_config
+from asbuilt.web import questions
+
+
+def printed(*words: str) -> dict[str, Any]:
+    return json.loads(CliRunner().invoke(cli, [*words, "--json"]).stdout)
+
+
+@pytest.mark.parametrize("model", ["smollm2-135m", "gpt-oss-20b", "mistral-7b-v0.1"])
+def test_documents_are_those_of_the_command_line(model: str) -> None:
+    asked = {"model": model, "gpu": "h100-sxm"}
+    users = str(random.randint(1, 9))
+    serving = printed("plan", "serve", model, "--gpu", "h100-sxm", "--users", users, "--context", "2k")
+    assert questions.answer("serve", asked | {"options": {"users": users, "context": "2k"}}) == serving
+    assert questions.answer("describe", {"model": model, "options": {"seq": "64"}}) == printed(
+        "describe", model, "--seq", "64"
+    )
+    training = printed("plan", "train", model, "--gpu", "h100-sxm", "--gpus", "8", "--zero", "3")
+    assert json.loads(json.dumps(questions.answer("train", asked | {"options": {"gpus": 8, "zero": 3}}))) == training
+
+
+def test_edits_are_those_of_the_config(tmp_path: Path) -> None:
+    layers, vocabulary = random.randint(2, 40), random.randint(100, 9999)
+    edits = {"num_hidden_layers": layers, "vocab_size": str(vocabulary)}
+    source = open_model("smollm2-135m")
+    config = write_config("llama", source.spec, {}, source.reading.dtype)
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": layers, "vocab_size": vocabulary}))
+    wanted = printed("describe", str(tmp_path))["parameters"]
+    assert questions.answer("describe", {"model": "smollm2-135m", "set": edits})["parameters"] == wanted
+    assert questions.answer("describe", {"config": config, "set": edits})["parameters"] == wanted
+    sizes = questions.answer("config", {"model": "smollm2-135m", "set": edits})
+    assert sizes["config"]["num_hidden_layers"] == layers
+    assert {"label": "layers", "key": "num_hidden_layers", "value": 30} in sizes["editable"]
+
+
+def test_lists_of_layers_follow_their_number() -> None:
+    sizes = questions.answer("config", {"model": "gpt-oss-20b", "set": {"num_hidden_layers": 5}})
+    assert sizes["config"]["layer_types"] == ["sliding_attention", "full_attention"] * 2 + ["sliding_attention"]
+    before, after = ({"model": "gpt-oss-20b", "set": {"num_hidden_layers": n}} for n in (24, 5))
+    whole, cut = (questions.answer("describe", asked) for asked in (before, after))
+    assert cut["parameters"]["ffn"] * 24 == whole["parameters"]["ffn"] * 5
+
+
+def test_the_curve_of_users_holds_the_plans_answer() -> None:
+    for context in (3000, 8192):
+        asked = {"model": "mistral-7b-v0.1", "gpu": "l4", "options": {"context": context}}
+        plan, found = questions.answer("serve", asked), questions.answer("curves", asked)
+        at = {point["context"]: point["users"] for point in found["users"]}
+        assert at[context] == plan["users"]
+        assert sorted(at.values(), reverse=True) == list(at.values())
+
+
+def test_points_lie_on_or_below_the_roof() -> None:
+    roof = questions.answer("curves", {"model": "llama-3-8b", "gpu": "h100-sxm"})["roofline"]
+    assert roof["ridge"] == roof["rate"] / roof["bandwidth"]
+    prefill, decode = roof["points"]
+    assert (prefill["bound"], decode["bound"]) == ("compute", "memory")
+    for point in roof["points"]:
+        assert point["intensity"] == pytest.approx(point["flops"] / point["moved"])
+        assert point["flops_per_second"] <= 1.000001 * min(roof["rate"], point["intensity"] * roof["bandwidth"])
+    # 8 billion weights of 2 bytes, read once for 2,048 tokens of 2 FLOPs per weight
+    assert 0.5 * 2048 < prefill["intensity"] < 2048 * 1.3
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked", "field"),
+    [
+        ("serve", {"model": "llama-3-8b", "gpu": "nothing"}, "gpu"),
+        ("serve", {"model": "llama-3-8b", "gpu": "machine.toml"}, "gpu"),
+        ("serve", {"model": "llama-3-8b", "gpu": "this"}, "gpu"),
+        ("serve", {"model": "llama-3-8b"}, "gpu"),
+        ("serve", {"model": "llama-3-8b", "gpu": "l4", "options": {"tp": "x"}}, "tp"),
+        ("serve", {"model": "llama-3-8b", "gpu": "l4", "options": {"latency_target": "20"}}, "latency_target"),
+        ("serve", {"model": "llama-3-8b", "gpu": "l4", "options": {"speed": 1}}, "speed"),
+        ("train", {"model": "llama-3-8b", "gpu": "l4", "options": {"zero": 9}}, "zero"),
+        ("describe", {"model": "/etc/passwd"}, "model"),
+        ("describe", {"model": 3}, "model"),
+        ("describe", {"model": "llama-3-8b", "set": {"num_key_value_heads": 3}}, "num_key_value_heads"),
+        ("describe", {"model": "llama-3-8b", "set": {"num_hidden_layers": 10**9}}, "num_hidden_layers"),
+        ("describe", {"model": "llama-3-8b", "set": {"attention_bias": 1}}, "attention_bias"),
+        ("describe", {"config": {"model_type": "llama", "num_hidden_layers": 10**6}}, "num_hidden_layers"),
+        ("describe", {"config": {"model_type": "gpt2", "n_layer": 10**400}}, "n_layer"),
+        ("describe", {"config": ["llama"]}, "config"),
+        ("describe", {"config": {}}, "model_type"),
+        ("describe", {"model": "llama-3-8b", "path": "/etc"}, "path"),
+        ("describe", [], "question"),
+    ],
+)
+def test_what_is_wrong_is_named(kind: str, asked: object, field: str) -> None:
+    with pytest.raises(InputError) as refused:
+        questions.answer(kind, asked)
+    assert field in refused.value.field
+
+
+@pytest.mark.parametrize("name", ["gemma-3-4b", "deepseek-v3", "llama-3-70b", "qwen3-30b-a3b", "gpt2"])
+def test_models_offer_the_sizes_of_their_configs(name: str) -> None:
+    labels = {one["label"] for one in questions.answer("config", {"model": name})["editable"]}
+    assert {"layers", "vocabulary"} <= labels
