@@ -384,7 +384,7 @@ def test_lengths(text: str | int, tokens: int) -> None:
     assert parse_tokens(text, "context") == tokens
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "1.0001k", "many", "", "1e5", "128kB", 0, -3, True, "9" * 40])
+@pytest.mark.parametrize("text", ["0", "-1", "1.0001k", "many", "", "1e-5", "128kB", 0, -3, True, "9" * 40])
 def test_no_lengths(text: str | int) -> None:
     with pytest.raises(InputError, match="context"):
         parse_tokens(text, "context")

@@ -235,7 +235,7 @@ class TestGenerate:
         ("describe", "gpt2", "--batch", -1),
         ("describe", "gpt2", "--dtype", "fp31"),
         ("describe", "gpt2", "--none"),
-        ("describe", "gpt2", "--kv-dtype", "q4_0"),
+        ("describe", "gpt2", "--kv-dtype", "q4_k"),
         ("undescribe",),
         ("convert", "gpt2"),
         ("generate",),

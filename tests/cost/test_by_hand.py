@@ -73,7 +73,7 @@ def test_cache() -> None:
     assert cost.cache(SPEC, 5, "fp8").at_seq == 64
     assert cost.cache(SPEC, 5, "int4").at_seq == 32
     with pytest.raises(InputError, match="not a format for caches"):
-        cost.cache(SPEC, 5, "q8_0")
+        cost.cache(SPEC, 5, "q4_k")
 
 
 # Bytes that a layer keeps of 10 tokens with 8 numbers (160 in 16 bits): inputs of norms, and a float32 of each token;

@@ -935,6 +935,7 @@ def test_nvfp4_by_name_is_what_model_optimizer_stores() -> None:
 def test_llama_cpp_s_caches(kv: str, block: int) -> None:
     """Blocks of 32 numbers: keys and values of 32 layers, 8 heads of 128, for 512 tokens."""
     found = serve(catalog.find("llama-3.1-8b").spec(), "rtx-3090", dtype="q4_k_m", kv_dtype=kv, context=512)
+    assert found.caches is not None
     assert found.caches.paged == 2 * 32 * 8 * 128 * 512 // 32 * block
 
 

@@ -252,7 +252,7 @@ def saved_tensors(spec: Part, run: Pass, path: str = "") -> dict[str, Saved]:
             reads[f"{below}{second}"] = reads.get(read, read)
         of_heads.update(f"{at}.{name}" if at else name for name in computed.of_heads())
         for tensor in computed.saves(seen) if seen.gradients else ():
-            tensor = replace(tensor, divided="width") if at in of_heads else tensor
+            tensor = replace(tensor, divided="width") if at in of_heads and tensor.divided != "none" else tensor
             where = reads.get(at, at) if tensor.name == "input" else at
             stack = stacks[-1] if stacks else ""
             kept[f"{stack}:{tensor.name}" if tensor.shared else f"{where}:{tensor.name}"] = tensor

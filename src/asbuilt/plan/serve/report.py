@@ -77,7 +77,6 @@ def _asked(plan: ServePlan) -> dict[str, Any]:
         "any_vendor": goal.any_vendor,
         "chunk": given.chunk,
         "max_num_seqs": given.sequences,
-        "conventions": dict(given.conventions),
         "price": None if asked.price is None else asdict(asked.price),
     }
 
