@@ -185,3 +185,35 @@ def test_equals_a_simulation_that_walks_every_step(model: str, *, tight: bool) -
     mean = sum(end - arrived for arrived, _, end in told) / 40
     whole = waits(at, workload)
     assert sum(whole) / 40 == pytest.approx(mean, rel=0.03 if tight or walked.preempted else 0.002), SEED
+
+
+@pytest.mark.parametrize(("drafts", "acceptance"), [(0, 0.0), (3, 0.6)])
+def test_every_token_is_counted_once(drafts: int, acceptance: float) -> None:
+    drawn = random.Random(SEED)
+    lengths = tuple((drawn.randint(1, 900), drawn.randint(1, 90)) for _ in range(9))
+    workload = Workload(lengths=lengths, users=1, requests=30, drafts=drafts, acceptance=acceptance, seed=SEED)
+    found = outcome(planned("smollm2-135m", "h100-sxm", workload).roofline.judged, workload)
+    assert found is not None
+    assert found.end.inputs == sum(request.prompt for request in found.requests)
+    assert found.end.outputs == pytest.approx(sum(request.output for request in found.requests)), SEED
+    assert found.end.finished == len(found.requests) == 30
+
+
+def test_a_preempted_answer_is_computed_again_whole() -> None:
+    """Of answers much longer than their prompts, two do not fit beside each other at their ends."""
+    drawn = random.Random(SEED)
+    lengths = tuple((drawn.randint(5, 20), drawn.randint(700, 900)) for _ in range(3))
+    workload = Workload(lengths=lengths, rate=8.0, arrivals="even", requests=4, seed=SEED)
+    options = {"chunk": 512, "conventions": {"utilisation": 1.0, "page": False}}
+    plan = planned("smollm2-135m", "memory=80GB,bandwidth=2TB/s,bf16=3T", workload, **options)
+    stage = plan.capacity.device.stages[0]
+    each = plan.capacity.per_user(stage, workload.longest) + plan.capacity.logits
+    room = int(plan.capacity.fixed(stage, workload.longest) + 1.1 * each)
+    plan = planned("smollm2-135m", f"memory={room},bandwidth=2TB/s,bf16=3T", workload, **options)
+    walked = Walked(plan.roofline.judged, workload)
+    told = walked.run(4)
+    assert walked.preempted
+    found = outcome(plan.roofline.judged, workload)
+    assert found is not None
+    for (_, first, end), request in zip(told, found.requests, strict=True):
+        assert (request.first, request.finished) == pytest.approx((first, end), rel=2e-3), SEED

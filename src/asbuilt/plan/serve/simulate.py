@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from asbuilt.plan.serve.curve import Curve, Vector
+from asbuilt.plan.serve.curve import NEAR, Curve, Vector
 from asbuilt.plan.serve.steptime import StepTimes
 
 # No more requests are taken in once so many times the counted ones wait: they would change nothing.
@@ -170,8 +170,8 @@ class Group:
 
     @property
     def _free(self) -> float:
-        """Bytes that are free after the next step of the running sequences."""
-        return self.room.nbytes - self.total[-1] - self.growth[-1] - self.kept
+        """Bytes that are free beside the running sequences, each with the token of the next step."""
+        return self.room.nbytes - self.total[-1] - self.kept
 
     def _admit(self) -> None:
         while self.waiting and len(self.running) + len(self.prefilling) < self.room.sequences:
@@ -226,14 +226,17 @@ class Group:
 
     def _decode_steps(self) -> None:
         """Decodes until the next event, arrival that may be admitted, or end of the cache."""
-        n, growth, total = len(self.running), self.growth, self.total
+        n, growth = len(self.running), self.growth
         steps = max(1, self.events[0][0] - self.step)
         if growth[-1] > 0:
-            steps = max(1, min(steps, int((self.room.nbytes - self.kept - total[-1]) / growth[-1])))
-        first = end = self.drafting * self.times.seconds(n, total)
-        if steps > 1:
-            later = [a + (steps - 1) * b for a, b in zip(total, growth, strict=True)]
-            end = self.drafting * self.times.seconds(n, later)
+            steps = max(1, min(steps, int(self._free / growth[-1]) + 1))
+        first = self._seconds_after(0)
+        end = first if steps == 1 else self._seconds_after(steps - 1)
+        while steps > 2:  # where another bound binds half-way, time is not linear: up to there alone
+            middle = self._seconds_after((steps - 1) // 2)
+            if abs(first + (end - first) * ((steps - 1) // 2) / (steps - 1) - middle) <= NEAR * middle:
+                break
+            steps, end = (steps - 1) // 2 + 1, middle
         seconds = steps * (first + end) / 2
         if self.next is not None and n < self.room.sequences and not self.waiting and not self._full:
             wait = self.next.arrived - self.now
@@ -242,6 +245,11 @@ class Group:
                 steps = _steps_to(wait, first, more, steps)
                 seconds = steps * first + more * steps * (steps - 1) / 2
         self._advance(steps, seconds)
+
+    def _seconds_after(self, steps: int) -> float:
+        """Returns the time of a decode step after so many others."""
+        total = [a + steps * b for a, b in zip(self.total, self.growth, strict=True)] if steps else self.total
+        return self.drafting * self.times.seconds(len(self.running), total)
 
     @property
     def _full(self) -> bool:
