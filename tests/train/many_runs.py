@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,23 @@ from asbuilt.train.text import text_data
 
 MACHINE = machines.resolve("h100-sxm")
 LIMIT = 240  # seconds, after which processes are killed
+
+
+def drawn(
+    models: Mapping[str, tuple[str, ...]], settings: tuple[str, ...], accumulate: tuple[int, int]
+) -> dict[str, tuple[str, ...]]:
+    """Recipes of three models, each with one kind of activation checkpointing, in any order."""
+    ways = random.sample(("none", "selective", "full"), 3)
+    return {
+        name: (
+            *settings,
+            *model,
+            f"step.checkpointing={way}",
+            f"step.accumulate={random.choice(accumulate)}",
+            f"step.loss_rows={random.choice((0, 16))}",
+        )
+        for (name, model), way in zip(models.items(), ways, strict=True)
+    }
 
 
 def free_port() -> int:

@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
-from many_runs import Jobs, billed, checkpoint, require_close
+from many_runs import Jobs, billed, checkpoint, drawn, require_close
 from small_runs import recipe, require_equal
 
 from asbuilt import InputError, load
@@ -34,21 +34,6 @@ MODELS = {"gpt": GPT, "llama": LLAMA, "qwen": QWEN}
 BY_COLLECTIVE = {"send": "pipeline", "allreduce": "data"}
 
 
-def drawn() -> dict[str, tuple[str, ...]]:
-    """Recipes of the three models, each with one kind of activation checkpointing, in any order."""
-    ways = random.sample(("none", "selective", "full"), 3)
-    return {
-        name: (
-            *WHOLE,
-            *model,
-            f"step.checkpointing={way}",
-            f"step.accumulate={random.choice((4, 5))}",
-            f"step.loss_rows={random.choice((0, 16))}",
-        )
-        for (name, model), way in zip(MODELS.items(), ways, strict=True)
-    }
-
-
 def by_kind(file: Path, ranks: int) -> dict[str, int]:
     """Bytes that the busiest rank sends by kind of parallelism."""
     most: dict[str, int] = {}
@@ -70,7 +55,7 @@ def require_as_one(folder: Path, one: Path) -> None:
 
 
 def test_two_processes_have_a_stage_each(tmp_path: Path) -> None:
-    jobs, given, made = Jobs(tmp_path), drawn(), dict[str, Recipe]()
+    jobs, given, made = Jobs(tmp_path), drawn(MODELS, WHOLE, (4, 5)), dict[str, Recipe]()
     for name, some in given.items():
         loop.run(recipe(tmp_path, f"{name}-one", *some))
         made[name] = recipe(tmp_path, name, *some, "parallel.pipeline=2")
@@ -91,7 +76,7 @@ def test_two_processes_have_a_stage_each(tmp_path: Path) -> None:
 
 
 def test_four_processes_have_stages_copies_and_layers(tmp_path: Path) -> None:
-    given, made = drawn(), dict[str, Recipe]()
+    given, made = drawn(MODELS, WHOLE, (4, 5)), dict[str, Recipe]()
     go_on = recipe(tmp_path, "go-on", *given["llama"], "parallel.pipeline=2")
     (tmp_path / "two").mkdir()
     two = Jobs(tmp_path / "two")

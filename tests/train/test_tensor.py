@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from many_runs import MACHINE, Jobs, billed, checkpoint, require_close, spec_of
+from many_runs import MACHINE, Jobs, billed, checkpoint, drawn, require_close, spec_of
 from small_runs import recipe, require_equal
 
 from asbuilt import InputError, load
@@ -33,21 +33,6 @@ MODELS = {"gpt": (), "llama": (LLAMA,), "qwen": (QWEN, "step.z_loss=0.01")}
 BY_GROUP = {"mesh_tensor": "tensor", "mesh_replicate": "data", "mesh_shard": "data"}
 
 
-def drawn() -> dict[str, tuple[str, ...]]:
-    """Recipes of the three models, each with one kind of activation checkpointing, in any order."""
-    ways = random.sample(("none", "selective", "full"), 3)
-    return {
-        name: (
-            *WHOLE,
-            *model,
-            f"step.checkpointing={way}",
-            f"step.accumulate={random.choice((1, 2))}",
-            f"step.loss_rows={random.choice((0, 16))}",
-        )
-        for (name, model), way in zip(MODELS.items(), ways, strict=True)
-    }
-
-
 def by_kind(file: Path, alone: str) -> dict[str, int]:
     """Bytes sent by kind of parallelism; a group of all processes is of the kind `alone`."""
     found: dict[str, int] = {}
@@ -66,7 +51,7 @@ def require_same_model(one: Path, other: Path) -> None:
 
 
 def test_two_processes_compute_each_layer_together(tmp_path: Path) -> None:
-    jobs, given, made = Jobs(tmp_path), drawn(), {}
+    jobs, given, made = Jobs(tmp_path), drawn(MODELS, WHOLE, (1, 2)), {}
     for name, some in given.items():
         loop.run(recipe(tmp_path, f"{name}-one", *some))
         made[name] = recipe(tmp_path, name, *some, "parallel.tensor=2")
@@ -88,7 +73,7 @@ def test_two_processes_compute_each_layer_together(tmp_path: Path) -> None:
 
 
 def test_four_processes_divide_layers_and_batches(tmp_path: Path) -> None:
-    jobs, given, made = Jobs(tmp_path), drawn(), dict[str, Recipe]()
+    jobs, given, made = Jobs(tmp_path), drawn(MODELS, WHOLE, (1, 2)), dict[str, Recipe]()
     go_on = recipe(tmp_path, "go-on", *given["llama"], "parallel.tensor=2")
     (tmp_path / "two").mkdir()
     two = Jobs(tmp_path / "two")

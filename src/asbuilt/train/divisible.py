@@ -15,6 +15,18 @@ from asbuilt.train.recipe import Recipe
 AROUND = (spec.Model, spec.Block, spec.Branch, spec.Linear, spec.HeadNorm)
 
 
+def copies(recipe: Recipe, ranks: int) -> int:
+    """Returns ranks / (tensor x pipeline), those that share batches; raises InputError if that is not whole."""
+    given = recipe.parallel
+    if ranks % given.tensor:
+        raise InputError(field="parallel.tensor", value=given.tensor, allowed=f"a divisor of the {ranks} ranks")
+    ways = given.tensor * given.pipeline
+    if ranks % ways:
+        allowed = f"such that tensor x pipeline = {ways} divides the {ranks} ranks"
+        raise InputError(field="parallel.pipeline", value=given.pipeline, allowed=allowed)
+    return ranks // ways
+
+
 def tensor_share(model: spec.Model, tensor: int, vocabulary: bool = True) -> spec.Model:
     """Returns what one of `tensor` ranks holds and computes of a model, as the parts say (`Part.shard`).
 

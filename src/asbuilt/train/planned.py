@@ -6,7 +6,7 @@ from asbuilt.catalog.machine import Machine
 from asbuilt.errors import InputError
 from asbuilt.plan.train import TrainPlan, train
 from asbuilt.spec import Model
-from asbuilt.train.divisible import require_spread, require_stages, tensor_share
+from asbuilt.train.divisible import copies, require_spread, require_stages, tensor_share
 from asbuilt.train.loss import CHUNK
 from asbuilt.train.recipe import Recipe
 from asbuilt.train.settings import Precision
@@ -70,13 +70,7 @@ def shares_of(recipe: Recipe) -> int:
     """Returns into how many shares a batch is divided; raises InputError if the plan knows no such division."""
     given, batch = recipe.parallel, recipe.data.batch
     ranks = ranks_of(recipe)
-    if ranks % given.tensor:
-        raise InputError(field="parallel.tensor", value=given.tensor, allowed=f"a divisor of the {ranks} ranks")
-    ways = given.tensor * given.pipeline
-    if ranks % ways:
-        allowed = f"such that tensor x pipeline = {ways} divides the {ranks} ranks"
-        raise InputError(field="parallel.pipeline", value=given.pipeline, allowed=allowed)
-    shares = ranks // ways
+    shares = copies(recipe, ranks)
     if given.shard not in (0, 1, shares):
         raise InputError(
             "the plan knows weights that all ranks divide, or none",

@@ -20,6 +20,7 @@ from asbuilt import spec
 from asbuilt.errors import InputError
 from asbuilt.nn.model import Model
 from asbuilt.train.batch import IGNORED, Batch
+from asbuilt.train.divisible import copies
 from asbuilt.train.many.extent import Extent
 from asbuilt.train.ranks import Ranks
 from asbuilt.train.recipe import Recipe
@@ -238,13 +239,7 @@ def arranged(recipe: Recipe, ranks: int) -> Arrangement:
         raise InputError(
             f"torchrun has started {ranks}", field="parallel.ranks", value=given.ranks, allowed=f"0 or {ranks}"
         )
-    if ranks % given.tensor:
-        raise InputError(field="parallel.tensor", value=given.tensor, allowed=f"a divisor of the {ranks} ranks")
-    ways = given.tensor * given.pipeline
-    if ranks % ways:
-        allowed = f"such that tensor x pipeline = {ways} divides the {ranks} ranks"
-        raise InputError(field="parallel.pipeline", value=given.pipeline, allowed=allowed)
-    data = ranks // ways
+    data = copies(recipe, ranks)
     shard = given.shard or data
     if data % shard:
         kind = "data-parallel " if data < ranks else ""
