@@ -25,7 +25,7 @@ namespace asbuilt {
   {#F, listed::F::VALUES, listed::F::BYTES, listed::F::units, static_cast<int>(sizeof(listed::F::units) / sizeof(int))},
 const Format kFormats[] = {ALL_FORMATS(LIST){"F32", 1, 4, nullptr, 0}, {"BF16", 1, 2, nullptr, 0}, {"F16", 1, 2, nullptr, 0}};
 const int kFormatCount = static_cast<int>(sizeof(kFormats) / sizeof(Format));
-const int kBlockFormats = kFormatCount - 3;
+const int kBlockFormats = kFormatCount - 3, kBfloat16 = kBlockFormats + 1;
 
 Grids grids;
 
@@ -45,6 +45,7 @@ extern const Kernels kTable;
 #ifdef HAS_amx
 namespace amx {
 extern const ManyRows kTiles, kTilesOfHigh;
+extern void (*const kAttendInTiles)(const AttendMany& job, int64_t first, int64_t last);
 }
 #endif
 
@@ -73,6 +74,7 @@ const Kernels* with_tiles() {
     all.name = "amx";
     all.in_16_bits = amx::kTiles;
     all.in_bfloat16 = amx::kTilesOfHigh;
+    all.attend_in_bfloat16 = amx::kAttendInTiles;
     return all;
   }();
   return &made;
@@ -559,9 +561,10 @@ void attend_one(const Run& run, const Attention& layer, Scratch& s) {
   }
 }
 
-void attend_many(const Run& run, const Attention& layer, const Slab& slab, Scratch& s) {
+void attend_many(const Run& run, const Attention& layer, int type, const Slab& slab, Scratch& s) {
   const int64_t D = layer.d_head, H = layer.heads, K = layer.key_heads, group = H / K;
   const int64_t parts = (slab.tokens + kTokensOfPiece - 1) / kTokensOfPiece;
+  const auto attend = type == kBfloat16 ? run.k.attend_in_bfloat16 : run.k.attend_many;
   each(slab.texts * K * parts, [&](int64_t i) {
     // the last tokens first: they see the most keys
     const int64_t part = parts - 1 - i / (slab.texts * K), head = i % K, of = i / K % slab.texts, text = slab.text + of;
@@ -569,7 +572,7 @@ void attend_many(const Run& run, const Attention& layer, const Slab& slab, Scrat
     const int64_t at = (of * slab.tokens * H + head * group) * D;
     const AttendMany job{&s.q[at], H * D, layer.keys + slot, layer.values + slot, layer.held, group, D,
                          run.positions[text] + slab.token, layer.scale, &s.mixed[at], H * D};
-    run.k.attend_many(job, part * kTokensOfPiece, std::min(slab.tokens, (part + 1) * kTokensOfPiece));
+    attend(job, part * kTokensOfPiece, std::min(slab.tokens, (part + 1) * kTokensOfPiece));
   });
 }
 
@@ -596,8 +599,7 @@ void product(const Kernels& k, int type, Scratch& s, std::initializer_list<Into>
     outs[n] = one.out;
     strides[n++] = one.stride;
   }
-  const bool narrow = std::strcmp(kFormats[type].name, "BF16") == 0;
-  multiply({n, matrices, in, rows, matrices[0].inputs, biases, outs, strides, narrow});
+  multiply({n, matrices, in, rows, matrices[0].inputs, biases, outs, strides, type == kBfloat16});
 }
 
 // s.read to s.mixed (rows, heads * d_head).
@@ -616,7 +618,7 @@ void attend(const Run& run, const Layer& layer, const Slab& slab, Scratch& s) {
   if (run.tokens == 1) {
     attend_one(run, part, s);
   } else {
-    attend_many(run, part, slab, s);
+    attend_many(run, part, layer.type, slab, s);
   }
   if (!part.gate.matrix.rows) return;
   each_rows(rows, [&](int64_t first, int64_t last) {

@@ -485,8 +485,8 @@ void gate(const float* by, int64_t n, float* x) {
 extern const Kernels kTable;
 const ManyRows kInFloat32 = {kTall, kNearColumns, 1, sizeof(float), pack_rows, many_rows};
 const Kernels kTable = {NAME(KERNELS), round_rows, packed_groups, packed_tail,   unpack_row, delta_rule, convolve,
-                        gated_norm,    gated_product, gate,       attend,        attend_many, kInFloat32, kInFloat32,
-                        kInFloat32,    write_codes,   read_codes, widen,        narrow,        few_rows};
+                        gated_norm,    gated_product, gate,       attend,        attend_many, attend_many, kInFloat32,
+                        kInFloat32,    kInFloat32,    write_codes, read_codes,  widen,        narrow,        few_rows};
 
 }  // namespace KERNELS
 }  // namespace asbuilt

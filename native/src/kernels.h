@@ -96,6 +96,7 @@ struct Kernels {
   void (*gate)(const float* gate, int64_t n, float* x);  // x times sigmoid(gate)
   void (*attend)(const Attend& job, int64_t first, int64_t last);  // over keys first .. last - 1
   void (*attend_many)(const AttendMany& job, int64_t first, int64_t last);  // tokens first .. last - 1
+  void (*attend_in_bfloat16)(const AttendMany& job, int64_t first, int64_t last);  // the same; may round to bfloat16
   ManyRows in_float32, in_16_bits, in_bfloat16;  // the second for weights of at most 16 bits, the third rounds both to bfloat16
   void (*write_codes)(int code, const float* x, int64_t d, uint8_t* row);
   void (*read_codes)(int code, const uint8_t* rows, int64_t n, int64_t d, float* out);
