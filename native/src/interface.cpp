@@ -113,7 +113,7 @@ constexpr int64_t kBytesOfPiece = 48 << 10;
 // From so many rows on matrices are unpacked to float32: blocks multiply in integers below, plain rows one by one.
 constexpr int64_t kManyRows = 48, kManyRowsOfNumbers = 12;
 constexpr int64_t kPiecesOfThread = 8;  // columns are unpacked once where there are so many pieces
-constexpr int64_t kSlab = 768;  // rows of x that are packed at once
+constexpr int64_t kSlab = 512;  // rows of x that are packed at once
 
 struct Product {
   int count;
