@@ -69,8 +69,11 @@ def timed_steps(model: Model, prompts: list[list[int]], new: int) -> tuple[float
 
 
 class Ours:
+    """The file as it is held: blocks, computed with in `dtype` or float32, or plain weights in their own dtype."""
+
     def __init__(self, path: Path, dtype: torch.dtype | None = None) -> None:
-        self.model = load(path, dtype or torch.float32, packed=dtype is None and holds_blocks(path))
+        packed = holds_blocks(path)
+        self.model = load(path, dtype or (torch.float32 if packed else plain_dtype(path)), packed=packed)
         self.interleaved = interleave(self.model)
 
     def seconds(self, prompts: list[list[int]], new: int) -> tuple[float, float]:
@@ -117,6 +120,11 @@ def holds_blocks(path: Path) -> bool:
     )
 
 
+def plain_dtype(path: Path) -> torch.dtype:
+    types = {tensor.type for tensor in as_source(path).gguf.tensors.values()}  # type: ignore[union-attr]
+    return torch.float16 if "F16" in types else torch.bfloat16 if "BF16" in types else torch.float32
+
+
 def drawn(count: int, length: int) -> list[list[int]]:
     generator = torch.Generator().manual_seed(0)
     return torch.randint(1000, 2000, (count, length), generator=generator).tolist()
@@ -148,10 +156,9 @@ def speeds(path: Path, rounds: int, threads: int, only: str = "") -> None:
 
 
 def prefill_beside_torch(path: Path, rounds: int) -> None:
-    """Our prefill of the packed file beside torch's of the same weights expanded, in the faster dtype of two."""
-    ours = Ours(path)
+    """Our prefill of the file beside torch's of the same weights expanded, both in float32 and both in bfloat16."""
     for dtype in (torch.float32, torch.bfloat16):
-        other = load(path, dtype)
+        ours, other = Ours(path, dtype), load(path, dtype)
         for length in PREFILLS:
             found = []
             for _ in range(rounds + 1):
@@ -161,7 +168,7 @@ def prefill_beside_torch(path: Path, rounds: int) -> None:
             mine, peer = (statistics.median(length / row[i] for row in found[1:]) for i in (0, 1))
             ratio = statistics.median(row[1] / row[0] for row in found[1:])
             name = str(dtype).removeprefix("torch.")
-            print(f"  prefill {length:6} ours {mine:8.1f} tokens/s, torch {name} {peer:8.1f}: {ratio:.2f}x", flush=True)
+            print(f"  prefill {length:6} in {name}: ours {mine:8.1f} tokens/s, torch {peer:8.1f}: {ratio:.2f}x", flush=True)
 
 
 def texts(path: Path) -> None:
