@@ -1,6 +1,6 @@
-"""The kernels for ARM, cross-compiled and run by qemu: every block format and plain dtype, every tail, held to their bound.
+"""The kernels for ARM, cross-compiled and run by qemu: every format and plain dtype, every tail, within their bound.
 
-Their speed is not seen so. By hand, with the compiler's optimisation: `ARM_OPTIMISE=-O3 pytest tests/kernels/test_arm.py`.
+That says nothing of speed. With `ARM_OPTIMISE=-O3` the code is proved as it is built, which takes minutes.
 """
 
 from __future__ import annotations
