@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -206,6 +207,11 @@ def test_a_plan_for_this_machine_expects_what_its_stacks_take(
     assert made.document()["expected"]["sources"] == {}
     assert any("timed on this machine" in str(cell) for table in made.tables() for row in table.rows for cell in row)
     file, folder = str(tmp_path / "m.gguf"), str(tmp_path / "m")
+    asked = CliRunner().invoke(cli, ["plan", "serve", file, "--gpu", "this", "--json"])
+    assert json.loads(asked.stdout)["expected"] == made.document()["expected"]
+    counted.timed = len(held)
+    given = CliRunner().invoke(cli, ["plan", "serve", file, "--gpu", "this", "--compute-efficiency", "0.5", "--json"])
+    assert json.loads(given.stdout)["expected"] != made.document()["expected"]
     others = asbuilt.plan(file, "this", dtype="q4_0"), asbuilt.plan(folder, "this"), asbuilt.plan(spec, "this")
     assert [other.roofline.timed for other in others] == [None] * 3
     assert counted.timed == len(held)

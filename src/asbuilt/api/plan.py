@@ -81,11 +81,12 @@ def plan(
 def timed_here(source: Source, options: Mapping[str, Any], say: Say = lambda text: None) -> Timed | None:
     """Returns the times of a model's packed weights on this machine, from stacks of layers that are timed now.
 
-    None where `generate` would not keep them packed, its layers are no native call, or another format or engine is
-    planned.
+    None where `generate` would not keep them packed, its layers are no native call, another format or engine is
+    planned, or efficiencies are given.
     """
     planned = options.get("dtype") is None and options.get("engine", OURS[0]) in OURS
-    if not planned or not source.has_weights or not source.spec.generates:
+    given = any(options.get(name, 1) != 1 for name in ("bandwidth_efficiency", "compute_efficiency"))
+    if not planned or given or not source.has_weights or not source.spec.generates:
         return None
     from asbuilt.api.running import Running, contents_of
     from asbuilt.measure import native_stacks, report
