@@ -1,5 +1,5 @@
 """GGUF files beside llama.cpp (the wheel xllamacpp), in turn, in one run: decode, batches, prefill, texts, perplexity.
-Speeds are beside openvino-genai's too, where it is installed and reads the file; what it refuses is printed.
+Speeds of one text are beside openvino-genai's too, if it is installed and reads the file; what it refuses is printed.
 
 Ours keeps the file's blocks and multiplies them with the native kernels (`asbuilt[native]`); both use the same threads,
 tokens and file, with a cache in float32 (ours) and float16 (llama.cpp's usual). Medians of rounds, and of their ratios.
@@ -171,7 +171,8 @@ def speeds(path: Path, rounds: int, threads: int, only: str = "") -> None:
         if not what.startswith(only):
             continue
         theirs = one if len(prompts) == 1 else Theirs(path, threads, len(prompts))
-        sides = [ours, theirs] if third is None else [ours, theirs, third]
+        # of a batch its metrics do not say whether they are of a step or of a token
+        sides = [ours, theirs] if third is None or len(prompts) > 1 else [ours, theirs, third]
         mine, *others = compared(sides, prompts, new, which, rounds)
         peers = zip(("llama.cpp", "openvino"), others, others[len(sides) - 1 :], strict=False)
         told = ", ".join(f"{name} {speed:8.1f}: {ratio:.2f}x" for name, speed, ratio in peers)
