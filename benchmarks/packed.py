@@ -1,4 +1,5 @@
 """GGUF files beside llama.cpp (the wheel xllamacpp), in turn, in one run: decode, batches, prefill, texts, perplexity.
+Speeds of one text are beside openvino-genai's too, if it is installed and reads the file; what it refuses is printed.
 
 Ours keeps the file's blocks and multiplies them with the native kernels (`asbuilt[native]`); both use the same threads,
 tokens and file, with a cache in float32 (ours) and float16 (llama.cpp's usual). Medians of rounds, and of their ratios.
@@ -25,6 +26,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +109,35 @@ class Theirs:
         return self._asked(ids, new)["tokens"]
 
 
+class OpenVino:
+    def __init__(self, path: Path, threads: int) -> None:
+        self.genai, self.tensor = import_module("openvino_genai"), import_module("openvino").Tensor
+        how = self.genai.SchedulerConfig()
+        how.enable_prefix_caching = False  # each round has the same prompts
+        self.pipe = self.genai.LLMPipeline(str(path), "CPU", scheduler_config=how, INFERENCE_NUM_THREADS=threads)
+
+    def seconds(self, prompts: list[list[int]], new: int) -> tuple[float, float]:
+        """Returns the same, as its metrics state them."""
+        how = self.genai.GenerationConfig()
+        how.max_new_tokens, how.ignore_eos, how.do_sample = new, True, False
+        ids = torch.tensor(prompts)
+        read = self.genai.TokenizedInputs(self.tensor(ids.numpy()), self.tensor(torch.ones_like(ids).numpy()))
+        found = self.pipe.generate(read, how).perf_metrics
+        return found.get_ttft().mean / 1e3, found.get_tpot().mean / 1e3
+
+
+def openvino(path: Path, threads: int) -> OpenVino | None:
+    """Returns the peer, None where it is absent or refuses the file, which is printed."""
+    if find_spec("openvino_genai") is None:
+        print("  openvino-genai is not installed: not compared with it (pip install openvino-genai)")
+        return None
+    try:
+        return OpenVino(path, threads)
+    except RuntimeError as error:
+        print(f"  openvino-genai refuses {path.name}: {str(error).strip().splitlines()[-1]}")
+        return None
+
+
 def tokenizer_of(path: Path) -> Tokenizer:
     found = as_source(path).tokenizer()
     assert found is not None
@@ -131,24 +162,29 @@ def drawn(count: int, length: int) -> list[list[int]]:
 
 
 def compared(sides: list[Any], prompts: list[list[int]], new: int, which: int, rounds: int) -> tuple[float, ...]:
-    """Returns the sides' tokens per second and the ratio of the first to the second, all medians."""
+    """Returns the sides' tokens per second and the ratios of the first to each other, all medians."""
     found = [[side.seconds(prompts, new)[which] for side in sides] for _ in range(rounds + 1)][1:]
     count = len(prompts) * (1 if which else len(prompts[0]))
     speeds = [statistics.median(count / row[i] for row in found) for i in range(len(sides))]
-    return (*speeds, statistics.median(row[1] / row[0] for row in found))
+    return (*speeds, *(statistics.median(row[i] / row[0] for row in found) for i in range(1, len(sides))))
 
 
 def speeds(path: Path, rounds: int, threads: int, only: str = "") -> None:
     ours, one = Ours(path), Theirs(path, threads)
     print(f"{path.name}: {ours.interleaved} matrices interleaved, {native.instructions()}, {threads} threads")
+    third = openvino(path, threads)
     cases = [("decode", drawn(1, IN), OUT, 1), *((f"decode of {n}", drawn(n, 32), 32, 1) for n in BATCHES)]
     cases += [(f"prefill {n}", drawn(1, n), 2, 0) for n in PREFILLS]
     for what, prompts, new, which in cases:
         if not what.startswith(only):
             continue
         theirs = one if len(prompts) == 1 else Theirs(path, threads, len(prompts))
-        mine, peer, ratio = compared([ours, theirs], prompts, new, which, rounds)
-        print(f"  {what:14} ours {mine:8.1f} tokens/s, llama.cpp {peer:8.1f}: {ratio:.2f}x", flush=True)
+        # of a batch its metrics do not say whether they are of a step or of a token
+        sides = [ours, theirs] if third is None or len(prompts) > 1 else [ours, theirs, third]
+        mine, *others = compared(sides, prompts, new, which, rounds)
+        peers = zip(("llama.cpp", "openvino"), others, others[len(sides) - 1 :], strict=False)
+        told = ", ".join(f"{name} {speed:8.1f}: {ratio:.2f}x" for name, speed, ratio in peers)
+        print(f"  {what:14} ours {mine:8.1f} tokens/s, {told}", flush=True)
     step = statistics.median(ours.seconds(drawn(1, IN), OUT)[1] for _ in range(rounds))
     held = sum(weight.nbytes for weight in ours.model.parameters())
     reached = held / step / calibrate().read_bandwidth

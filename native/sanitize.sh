@@ -19,10 +19,13 @@ objects=()
 kinds=(portable)
 # The code for AVX-512 in AVX2 instructions, that for tiles in plain ones: tested where there are none.
 [ "$(uname -m)" = x86_64 ] && kinds+=(avx2 avx512 amx) && flags+=(-DHAS_avx2 -DHAS_avx512 -DHAS_amx)
+[ "$(uname -m)" = aarch64 ] && kinds+=(neon neon_dot) && flags+=(-DHAS_neon -DHAS_neon_dot)
 for kind in "${kinds[@]}"; do
   extra=()
   source=kernels
-  [ "$kind" = portable ] || extra=(-mavx2 -mfma -mf16c)
+  [[ $kind = a* ]] && extra=(-mavx2 -mfma -mf16c)
+  [[ $kind = neon* ]] && extra=(-DNEON)
+  [ "$kind" = neon_dot ] && extra+=(-march=armv8.2-a+dotprod)
   [ "$kind" = avx512 ] || [ "$kind" = amx ] && extra+=(-DEMULATED)
   [ "$kind" = amx ] && source=tiles
   c++ "${flags[@]}" "${extra[@]}" -Wno-psabi -DKERNELS=$kind -c "$root/native/src/$source.cpp" -o "$build/$kind.o"

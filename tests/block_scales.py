@@ -30,3 +30,16 @@ def set_scales(raw: Tensor, format: str, scale: Tensor) -> Tensor:
         for i, piece in enumerate((low & 15, low >> 4, high & 15, high >> 4)):
             raw[..., 49 + 2 * i] = raw[..., 49 + 2 * i] & 15 | piece << 4
     return raw
+
+
+def drawn(format: str, rows: int, inputs: int, scale: float = 0.01) -> Tensor:
+    """Blocks of any bits, with scales that are finite."""
+    size, nbytes = BLOCKS[format]
+    raw = torch.randint(0, 256, (rows, inputs // size * nbytes), dtype=torch.uint8)
+    blocks = raw.view(-1, nbytes)
+    set_scales(blocks, format, torch.randn(len(blocks)) * scale)
+    if format == "mxfp4":
+        blocks[:, 0] = torch.randint(100, 140, (len(blocks),), dtype=torch.uint8)
+    if format == "nvfp4":
+        blocks[:, :4] = torch.randint(0, 256, (len(blocks), 4), dtype=torch.uint8)
+    return raw

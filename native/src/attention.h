@@ -128,10 +128,7 @@ void weigh(float (&scores)[kTall][kKeys], const int64_t (&seen)[kTall], int64_t 
     float* row = scores[r];
     for (int64_t i = std::max<int64_t>(0, std::min(n, seen[r])); i < kKeys; ++i) row[i] = kNone;
     f8 top = all_of(before[r]);
-    for (int64_t i = 0; i < kKeys; i += 8) {
-      const f8 here = load(row + i);
-      top = here > top ? here : top;
-    }
+    for (int64_t i = 0; i < kKeys; i += 8) top = larger(load(row + i), top);
     for (int i = 0; i < 8; ++i) so_far.most[r] = top[i] > so_far.most[r] ? top[i] : so_far.most[r];
   }
   for (int r = 0; r < kTall; ++r) so_far.kept[r] = power(before[r] - so_far.most[r]);

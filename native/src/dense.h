@@ -13,6 +13,8 @@ namespace {
 // A tile of y: kTall rows of x times 2 vectors of columns, so that the sums fill the registers: 12 of 16, or 24 of 32.
 #if defined(__AVX512F__) || defined(EMULATED)
 constexpr int kLanes = 16, kTall = 12;
+#elif defined(__aarch64__)
+constexpr int kLanes = 4, kTall = 12;
 #else
 constexpr int kLanes = 8, kTall = 6;
 #endif
@@ -111,6 +113,18 @@ inline void transpose(const f8 (&in)[8], float* out, int64_t stride) {
     _mm256_storeu_ps(out + i * stride, _mm256_permute2f128_ps(t[i], t[i + 4], 0x20));
     _mm256_storeu_ps(out + (i + 4) * stride, _mm256_permute2f128_ps(t[i], t[i + 4], 0x31));
   }
+#elif defined(NEON)
+  const auto quarter = [&](float32x4_t a, float32x4_t b, float32x4_t c, float32x4_t d, float* to) {
+    const float32x4x2_t first = vtrnq_f32(a, b), second = vtrnq_f32(c, d);
+    for (int i = 0; i < 2; ++i) {
+      vst1q_f32(to + i * stride, vcombine_f32(vget_low_f32(first.val[i]), vget_low_f32(second.val[i])));
+      vst1q_f32(to + (i + 2) * stride, vcombine_f32(vget_high_f32(first.val[i]), vget_high_f32(second.val[i])));
+    }
+  };
+  for (int j = 0; j < 8; j += 4) {
+    quarter(in[j].a, in[j + 1].a, in[j + 2].a, in[j + 3].a, out + j);
+    quarter(in[j].b, in[j + 1].b, in[j + 2].b, in[j + 3].b, out + j + 4 * stride);
+  }
 #else
   for (int i = 0; i < 8; ++i)
     for (int j = 0; j < 8; ++j) out[i * stride + j] = in[j][i];
@@ -144,7 +158,7 @@ void unpack_group(const Packed& w, int64_t row, int64_t from, int64_t until, flo
   } else {
     const int64_t blocks = w.inputs / F::VALUES, full = w.rows / kRows * kRows;
     if (row < full) {
-#ifdef __AVX2__
+#ifdef EIGHT_ROWS
       constexpr int CHUNKS = F::SUB / 4;
       const uint8_t* data = w.data + (row * blocks + from / F::VALUES * kRows) * F::BYTES;
       for (int64_t k = from; k < until; k += F::VALUES, data += kRows * F::BYTES) {

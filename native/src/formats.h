@@ -7,8 +7,13 @@
 #include <cmath>
 #include <cstring>
 
+// Whether rows are read eight at a time.
 #ifdef __AVX2__
 #include <immintrin.h>
+#define EIGHT_ROWS
+#elif defined(NEON)
+#include "neon.h"
+#define EIGHT_ROWS
 #endif
 
 #include "kernels.h"
@@ -90,12 +95,30 @@ struct Decoded {
 #ifdef __AVX2__
 using Words = __m256i;
 using Lanes = __m256;
-inline Words words(const uint8_t* w, int start) {
-  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w + kRows * start));
+inline Words load_words(const void* from) { return _mm256_loadu_si256(static_cast<const __m256i*>(from)); }
+inline __m128i load_half(const void* from) { return _mm_loadu_si128(static_cast<const __m128i*>(from)); }
+// Eight float16.
+inline Lanes load_halves(const void* from) { return _mm256_cvtph_ps(load_half(from)); }
+// Eight numbers of 16 bits, and of 8, as words.
+inline Words load_pairs(const void* from) { return _mm256_cvtepu16_epi32(load_half(from)); }
+inline Words load_bytes(const void* from) { return _mm256_cvtepu8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(from))); }
+// The float16 in the lower half of each word.
+inline Lanes halves_in(Words x) {
+  return _mm256_cvtph_ps(_mm256_castsi256_si128(_mm256_permute4x64_epi64(_mm256_packus_epi32(x, x), 0x08)));
 }
-inline Lanes halves(const uint8_t* w, int start) {
-  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(w + kRows * start)));
+// The same 16 bytes twice.
+inline Words twice(const void* bytes) { return _mm256_broadcastsi128_si256(load_half(bytes)); }
+// Words of a table.
+inline Words points(const uint32_t* grid, Words index) {
+  return _mm256_i32gather_epi32(reinterpret_cast<const int*>(grid), index, 4);
 }
+// -x of the bytes whose mask is set.
+inline Words negated(Words x, Words mask) { return _mm256_sign_epi8(x, _mm256_or_si256(mask, _mm256_set1_epi8(1))); }
+#endif
+
+#ifdef EIGHT_ROWS
+inline Words words(const uint8_t* w, int start) { return load_words(w + kRows * start); }
+inline Lanes halves(const uint8_t* w, int start) { return load_halves(w + kRows * start); }
 inline Words all(int byte) { return _mm256_set1_epi8(static_cast<char>(byte)); }
 inline Words low4(Words x) { return _mm256_and_si256(x, all(15)); }
 inline Words high4(Words x) { return _mm256_and_si256(_mm256_srli_epi16(x, 4), all(15)); }
@@ -111,32 +134,24 @@ inline Lanes signed_byte_of(Words x, int i) {
 inline Words field(Words x, int shift, int mask) {
   return _mm256_and_si256(_mm256_srli_epi32(x, shift), _mm256_set1_epi32(mask));
 }
-inline Words bytes(const uint8_t* w, int start) {
-  return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(w + kRows * start)));
-}
+inline Words bytes(const uint8_t* w, int start) { return load_bytes(w + kRows * start); }
 inline Lanes times(Lanes x, float by) { return _mm256_mul_ps(x, _mm256_set1_ps(by)); }
 // a x + b of whole numbers x.
 inline Lanes line(Words x, float a, float b) {
   return _mm256_fmadd_ps(_mm256_cvtepi32_ps(x), _mm256_set1_ps(a), _mm256_set1_ps(b));
 }
-inline Words from16(const int8_t* numbers, Words codes) {
-  return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(numbers))), codes);
-}
-// The lowest byte of each word in all of its bytes.
-inline Words spread(Words x) {
-  return _mm256_shuffle_epi8(x, _mm256_broadcastsi128_si256(_mm_set_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0)));
-}
-// Four numbers of a grid for each row.
-inline Words points(const uint32_t* grid, Words index) {
-  return _mm256_i32gather_epi32(reinterpret_cast<const int*>(grid), index, 4);
+inline Words from16(const int8_t* numbers, Words codes) { return _mm256_shuffle_epi8(twice(numbers), codes); }
+// One byte of each word in all of its bytes, the lowest or another.
+inline Words spread(Words x, int byte = 0) {
+  alignas(16) static constexpr uint8_t lowest[16] = {0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12};
+  return _mm256_shuffle_epi8(x, _mm256_add_epi8(twice(lowest), all(byte)));
 }
 // Half `part` of points of eight numbers.
 inline Words halves_of(const uint32_t* grid, Words index, int part) { return points(grid + part, _mm256_slli_epi32(index, 1)); }
 // Numbers with the signs of four bits of a byte: the lower ones, or with `upper` the others; 1 is negative.
 inline Words with_signs(Words numbers, Words signs, bool upper) {
   const Words places = _mm256_set1_epi32(upper ? static_cast<int>(0x80402010u) : 0x08040201);
-  const Words negative = _mm256_cmpeq_epi8(_mm256_and_si256(spread(signs), places), places);
-  return _mm256_sign_epi8(numbers, _mm256_or_si256(negative, all(1)));
+  return negated(numbers, _mm256_cmpeq_epi8(_mm256_and_si256(spread(signs), places), places));
 }
 // Seven bits and an eighth that makes the ones even in number.
 inline Words even(Words seven) {
@@ -159,7 +174,7 @@ struct Q4_0 {
     out.scale[0] = b.half_at(0);
     out.offset[0] = -8 * out.scale[0];
   }
-#ifdef __AVX2__
+#ifdef EIGHT_ROWS
   Lanes d;
   explicit Q4_0(const uint8_t* w) : d(halves(w, 0)) {}
   void scales(int, Lanes& scale, Lanes& offset) const { scale = d, offset = _mm256_mul_ps(d, _mm256_set1_ps(-8)); }
@@ -179,7 +194,7 @@ struct Q4_1 {
     out.scale[0] = b.half_at(0);
     out.offset[0] = b.half_at(2);
   }
-#ifdef __AVX2__
+#ifdef EIGHT_ROWS
   Lanes d, m;
   explicit Q4_1(const uint8_t* w) : d(halves(w, 0)), m(halves(w, 2)) {}
   void scales(int, Lanes& scale, Lanes& offset) const { scale = d, offset = m; }
@@ -190,16 +205,11 @@ struct Q4_1 {
 #endif
 };
 
-#ifdef __AVX2__
+#ifdef EIGHT_ROWS
 // Bits 4c .. 4c + 3 of each word as bytes of 16 or 0.
 inline Words fifth_bits(Words high, int c) {
-  const int at = c / 2;
-  const Words spread = _mm256_shuffle_epi8(
-      high, _mm256_set_epi8(12 + at, 12 + at, 12 + at, 12 + at, 8 + at, 8 + at, 8 + at, 8 + at, 4 + at, 4 + at, 4 + at,
-                            4 + at, at, at, at, at, 12 + at, 12 + at, 12 + at, 12 + at, 8 + at, 8 + at, 8 + at, 8 + at,
-                            4 + at, 4 + at, 4 + at, 4 + at, at, at, at, at));
   const Words mask = _mm256_set1_epi32(c & 1 ? static_cast<int>(0x80402010u) : 0x08040201);
-  return _mm256_and_si256(_mm256_cmpeq_epi8(_mm256_and_si256(spread, mask), mask), all(16));
+  return _mm256_and_si256(_mm256_cmpeq_epi8(_mm256_and_si256(spread(high, c / 2), mask), mask), all(16));
 }
 #endif
 
@@ -213,7 +223,7 @@ struct Q5_0 {
     out.scale[0] = b.half_at(0);
     out.offset[0] = -16 * out.scale[0];
   }
-#ifdef __AVX2__
+#ifdef EIGHT_ROWS
   Lanes d;
   explicit Q5_0(const uint8_t* w) : d(halves(w, 0)) {}
   void scales(int, Lanes& scale, Lanes& offset) const { scale = d, offset = _mm256_mul_ps(d, _mm256_set1_ps(-16)); }
@@ -234,7 +244,7 @@ struct Q5_1 {
     out.scale[0] = b.half_at(0);
     out.offset[0] = b.half_at(2);
   }
-#ifdef __AVX2__
+#ifdef EIGHT_ROWS
   Lanes d, m;
   explicit Q5_1(const uint8_t* w) : d(halves(w, 0)), m(halves(w, 2)) {}
   void scales(int, Lanes& scale, Lanes& offset) const { scale = d, offset = m; }
@@ -254,7 +264,7 @@ struct Q8_0 {
     out.scale[0] = b.half_at(0);
     out.offset[0] = 0;
   }
-#ifdef __AVX2__
+#ifdef EIGHT_ROWS
   Lanes d;
   explicit Q8_0(const uint8_t* w) : d(halves(w, 0)) {}
   void scales(int, Lanes& scale, Lanes& offset) const { scale = d, offset = _mm256_setzero_ps(); }
@@ -273,7 +283,7 @@ struct Q2_K {
       out.offset[s] = -b.half_at(82) * static_cast<float>(b[s] >> 4);
     }
   }
-#ifdef __AVX2__
+#ifdef EIGHT_ROWS
   const uint8_t* w;
   Lanes d, m;
   explicit Q2_K(const uint8_t* w) : w(w), d(halves(w, 80)), m(halves(w, 82)) {}
@@ -299,7 +309,7 @@ struct Q3_K {
       out.offset[s] = -4 * out.scale[s];
     }
   }
-#ifdef __AVX2__
+#ifdef EIGHT_ROWS
   const uint8_t* w;
   Lanes d;
   explicit Q3_K(const uint8_t* w) : w(w), d(halves(w, 108)) {}
@@ -323,7 +333,7 @@ inline int six_bits(int first, int second, int third, bool least, int s) {
   if (s < 4) return (least ? second : first) & 63;
   return least ? (third >> 4) | (second >> 6) << 4 : (third & 15) | (first >> 6) << 4;
 }
-#ifdef __AVX2__
+#ifdef EIGHT_ROWS
 struct SixBits {
   Words scale[2], least[2];
   SixBits(const uint8_t* w, int start) {
@@ -348,7 +358,7 @@ struct Q4_K {
       out.offset[s] = -b.half_at(2) * static_cast<float>(six_bits(b[at], b[at + 4], b[at + 8], true, s));
     }
   }
-#ifdef __AVX2__
+#ifdef EIGHT_ROWS
   Lanes d, m;
   SixBits six;
   explicit Q4_K(const uint8_t* w) : d(halves(w, 0)), m(halves(w, 2)), six(w, 4) {}
@@ -373,7 +383,7 @@ struct Q5_K {
       out.offset[s] = -b.half_at(2) * static_cast<float>(six_bits(b[at], b[at + 4], b[at + 8], true, s));
     }
   }
-#ifdef __AVX2__
+#ifdef EIGHT_ROWS
   Lanes d, m;
   SixBits six;
   explicit Q5_K(const uint8_t* w) : d(halves(w, 0)), m(halves(w, 2)), six(w, 4) {}
@@ -402,7 +412,7 @@ struct Q6_K {
       out.offset[s] = -32 * out.scale[s];
     }
   }
-#ifdef __AVX2__
+#ifdef EIGHT_ROWS
   const uint8_t* w;
   Lanes d;
   explicit Q6_K(const uint8_t* w) : w(w), d(halves(w, 208)) {}
@@ -435,10 +445,10 @@ struct MXFP4 {
     std::memcpy(&out.scale[0], &made, 4);
     out.offset[0] = -12 * out.scale[0];
   }
-#ifdef __AVX2__
+#ifdef EIGHT_ROWS
   Lanes d;
   explicit MXFP4(const uint8_t* w) {
-    const Words e = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(w)));
+    const Words e = bytes(w, 0);
     const Words usual = _mm256_slli_epi32(_mm256_sub_epi32(e, _mm256_set1_epi32(1)), 23);
     const Words small = _mm256_sllv_epi32(_mm256_set1_epi32(0x00200000), e);
     d = _mm256_castsi256_ps(_mm256_blendv_epi8(small, usual, _mm256_cmpgt_epi32(e, _mm256_set1_epi32(1))));
@@ -456,7 +466,7 @@ inline float e4m3(int byte) {
   const int e = byte >> 3 & 15, m = byte & 7;
   return e ? std::ldexp(8.0f + static_cast<float>(m), e - 10) : static_cast<float>(m) * 0x1p-9f;
 }
-#ifdef __AVX2__
+#ifdef EIGHT_ROWS
 // Of the lowest byte of each word, without its sign.
 inline Lanes e4m3(Words b) {
   const Words usual = _mm256_add_epi32(_mm256_slli_epi32(field(b, 0, 127), 20), _mm256_set1_epi32(120 << 23));
@@ -478,7 +488,7 @@ struct NVFP4 {
       out.offset[s] = -12 * out.scale[s];
     }
   }
-#ifdef __AVX2__
+#ifdef EIGHT_ROWS
   Words four;
   explicit NVFP4(const uint8_t* w) : four(words(w, 0)) {}
   void scales(int sub, Lanes& scale, Lanes& offset) const {
@@ -506,7 +516,7 @@ struct IQ4_NL {
     out.scale[0] = b.half_at(0);
     out.offset[0] = 0;
   }
-#ifdef __AVX2__
+#ifdef EIGHT_ROWS
   Lanes d;
   explicit IQ4_NL(const uint8_t* w) : d(halves(w, 0)) {}
   void scales(int, Lanes& scale, Lanes& offset) const { scale = d, offset = _mm256_setzero_ps(); }
@@ -529,12 +539,12 @@ struct IQ4_XS {
       out.offset[s] = 0;
     }
   }
-#ifdef __AVX2__
+#ifdef EIGHT_ROWS
   const uint8_t* w;
   Lanes d;
   explicit IQ4_XS(const uint8_t* w) : w(w), d(halves(w, 0)) {}
   void scales(int sub, Lanes& scale, Lanes& offset) const {
-    const Words pairs = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(w + kRows * 2)));
+    const Words pairs = load_pairs(w + kRows * 2);
     const Words low = field(words(w, 4), 4 * sub, 15), high = _mm256_slli_epi32(field(pairs, 2 * sub, 3), 4);
     scale = _mm256_mul_ps(d, line(_mm256_or_si256(low, high), 1, -32));
     offset = _mm256_setzero_ps();
@@ -564,7 +574,7 @@ struct IQ3_XXS {
       out.offset[s] = 0;
     }
   }
-#ifdef __AVX2__
+#ifdef EIGHT_ROWS
   const uint8_t* w;
   Lanes d;
   explicit IQ3_XXS(const uint8_t* w) : w(w), d(times(halves(w, 0), 0.5f)) {}
@@ -594,7 +604,7 @@ struct IQ3_S {
       out.offset[s] = 0;
     }
   }
-#ifdef __AVX2__
+#ifdef EIGHT_ROWS
   const uint8_t* w;
   Lanes d;
   explicit IQ3_S(const uint8_t* w) : w(w), d(halves(w, 0)) {}
@@ -627,7 +637,7 @@ struct IQ2_XXS {
       out.offset[s] = 0;
     }
   }
-#ifdef __AVX2__
+#ifdef EIGHT_ROWS
   const uint8_t* w;
   Lanes d;
   explicit IQ2_XXS(const uint8_t* w) : w(w), d(times(halves(w, 0), 0.25f)) {}
@@ -657,7 +667,7 @@ struct IQ2_XS {
       out.offset[s] = 0;
     }
   }
-#ifdef __AVX2__
+#ifdef EIGHT_ROWS
   const uint8_t* w;
   Lanes d;
   explicit IQ2_XS(const uint8_t* w) : w(w), d(times(halves(w, 0), 0.25f)) {}
@@ -686,7 +696,7 @@ struct IQ2_S {
       out.offset[s] = 0;
     }
   }
-#ifdef __AVX2__
+#ifdef EIGHT_ROWS
   const uint8_t* w;
   Lanes d;
   explicit IQ2_S(const uint8_t* w) : w(w), d(times(halves(w, 0), 0.25f)) {}
@@ -720,7 +730,7 @@ struct IQ1_S {
       out.offset[s] = -9 * out.scale[s];
     }
   }
-#ifdef __AVX2__
+#ifdef EIGHT_ROWS
   const uint8_t* w;
   Lanes d;
   explicit IQ1_S(const uint8_t* w) : w(w), d(times(halves(w, 0), 0.125f)) {}
@@ -756,16 +766,14 @@ struct IQ1_M {
       out.offset[s] = -9 * out.scale[s];
     }
   }
-#ifdef __AVX2__
+#ifdef EIGHT_ROWS
   const uint8_t* w;
   Lanes d;
   explicit IQ1_M(const uint8_t* w) : w(w) {
     const Words a = words(w, 48), b = words(w, 52);
     const Words first = _mm256_or_si256(field(a, 12, 15), _mm256_slli_epi32(field(a, 28, 15), 4));
     const Words second = _mm256_or_si256(field(b, 12, 15), _mm256_slli_epi32(field(b, 28, 15), 4));
-    const Words wide = _mm256_or_si256(first, _mm256_slli_epi32(second, 8));
-    const Words narrow = _mm256_permute4x64_epi64(_mm256_packus_epi32(wide, wide), 0x08);
-    d = times(_mm256_cvtph_ps(_mm256_castsi256_si128(narrow)), 0.125f);
+    d = times(halves_in(_mm256_or_si256(first, _mm256_slli_epi32(second, 8))), 0.125f);
   }
   void scales(int sub, Lanes& scale, Lanes& offset) const {
     scale = _mm256_mul_ps(d, line(field(words(w, 48 + sub / 8 * 4), sub / 4 % 2 * 16 + sub % 4 * 3, 7), 2, 1));
@@ -801,7 +809,7 @@ struct TQ1_0 {
       out.offset[s] = -out.scale[s];
     }
   }
-#ifdef __AVX2__
+#ifdef EIGHT_ROWS
   Lanes d;
   explicit TQ1_0(const uint8_t* w) : d(halves(w, 52)) {}
   void scales(int, Lanes& scale, Lanes& offset) const { scale = d, offset = times(d, -1); }
@@ -827,7 +835,7 @@ struct TQ2_0 {
       out.offset[s] = -out.scale[s];
     }
   }
-#ifdef __AVX2__
+#ifdef EIGHT_ROWS
   Lanes d;
   explicit TQ2_0(const uint8_t* w) : d(halves(w, 64)) {}
   void scales(int, Lanes& scale, Lanes& offset) const { scale = d, offset = times(d, -1); }
@@ -847,7 +855,7 @@ struct INT4_ZERO {
     out.scale[0] = b.half_at(0);
     out.offset[0] = -static_cast<float>(b[2]) * out.scale[0];
   }
-#ifdef __AVX2__
+#ifdef EIGHT_ROWS
   Lanes d, m;
   explicit INT4_ZERO(const uint8_t* w) : d(halves(w, 0)), m(_mm256_mul_ps(d, line(bytes(w, 2), -1, 0))) {}
   void scales(int, Lanes& scale, Lanes& offset) const { scale = d, offset = m; }
@@ -877,7 +885,7 @@ struct INT4_WIDE {
     out.scale[0] = float_at(b, 0);
     out.offset[0] = 0;
   }
-#ifdef __AVX2__
+#ifdef EIGHT_ROWS
   Lanes d;
   explicit INT4_WIDE(const uint8_t* w) : d(_mm256_castsi256_ps(words(w, 0))) {}
   void scales(int, Lanes& scale, Lanes& offset) const { scale = d, offset = _mm256_setzero_ps(); }
@@ -897,7 +905,7 @@ struct INT8_WIDE {
     out.scale[0] = float_at(b, 0);
     out.offset[0] = 0;
   }
-#ifdef __AVX2__
+#ifdef EIGHT_ROWS
   Lanes d;
   explicit INT8_WIDE(const uint8_t* w) : d(_mm256_castsi256_ps(words(w, 0))) {}
   void scales(int, Lanes& scale, Lanes& offset) const { scale = d, offset = _mm256_setzero_ps(); }
@@ -917,7 +925,7 @@ struct NVFP4_WIDE {
       out.offset[s] = 0;
     }
   }
-#ifdef __AVX2__
+#ifdef EIGHT_ROWS
   Lanes whole;
   Words four;
   explicit NVFP4_WIDE(const uint8_t* w) : whole(_mm256_castsi256_ps(words(w, 0))), four(words(w, 4)) {}

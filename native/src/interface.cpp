@@ -13,6 +13,11 @@
 #include <unistd.h>
 #endif
 
+#if defined(HAS_neon_dot) && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
+
 #define KERNELS listed
 #include "formats.h"
 #undef KERNELS
@@ -42,6 +47,16 @@ namespace avx2 {
 extern const Kernels kTable;
 }
 #endif
+#ifdef HAS_neon
+namespace neon {
+extern const Kernels kTable;
+}
+#endif
+#ifdef HAS_neon_dot
+namespace neon_dot {
+extern const Kernels kTable;
+}
+#endif
 #ifdef HAS_amx
 namespace amx {
 extern const ManyRows kTiles, kTilesOfHigh;
@@ -60,6 +75,19 @@ bool tiles_usable() {
   constexpr long kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
   return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & kTilesAndBfloat16) == kTilesAndBfloat16 &&
          syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+#endif
+
+#ifdef HAS_neon_dot
+// Whether there are products of four bytes; every processor of Apple's has them.
+bool dot_products_usable() {
+#ifdef __linux__
+  return getauxval(AT_HWCAP) & HWCAP_ASIMDDP;
+#elif defined(__APPLE__)
+  return true;
 #else
   return false;
 #endif
@@ -97,6 +125,12 @@ std::vector<const Kernels*> usable() {
 #ifdef HAS_avx2
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
     found.push_back(&avx2::kTable);
+#endif
+#ifdef HAS_neon_dot
+  if (dot_products_usable()) found.push_back(&neon_dot::kTable);
+#endif
+#ifdef HAS_neon
+  found.push_back(&neon::kTable);
 #endif
   found.push_back(&portable::kTable);
   return found;

@@ -5,10 +5,6 @@
 #include <type_traits>
 #include <vector>
 
-#ifdef __AVX2__
-#include <immintrin.h>
-#endif
-
 #include "attention.h"
 
 namespace asbuilt {
@@ -53,27 +49,34 @@ inline float summed(const Rounded& x, int sub_size, int sub) {
   return sub_size == 32 ? x.sum : sub % 2 == 0 ? x.first : x.sum - x.first;
 }
 
-// The sums of four products of bytes, unsigned by signed, in one instruction; or the same in several, to be tested.
+// The sums of four products of bytes in one instruction, on x86 unsigned by signed; or the same in several, to be tested.
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
 #define DOT_PRODUCTS
 inline __m256i dotted(__m256i sum, __m256i codes, __m256i x) { return _mm256_dpbusd_epi32(sum, codes, x); }
+constexpr bool kSignedCodes = false;
 #elif defined(EMULATED)
 #define DOT_PRODUCTS
+constexpr bool kSignedCodes = false;
 inline __m256i dotted(__m256i sum, __m256i codes, __m256i x) {
   const __m256i ones = _mm256_set1_epi16(1), even = _mm256_set1_epi16(255);
   const __m256i low = _mm256_maddubs_epi16(_mm256_and_si256(codes, even), x);
   const __m256i high = _mm256_maddubs_epi16(_mm256_andnot_si256(even, codes), x);
   return _mm256_add_epi32(sum, _mm256_add_epi32(_mm256_madd_epi16(low, ones), _mm256_madd_epi16(high, ones)));
 }
+#elif defined(NEON)
+#define DOT_PRODUCTS  // neon.h
+constexpr bool kSignedCodes = true;
 #endif
 
-#ifdef __AVX2__
+#ifdef EIGHT_ROWS
+#ifndef DOT_PRODUCTS
 template <class F>
-inline __m256i multiplied(__m256i w, __m256i w_abs, __m256i x) {
+inline Words multiplied(Words w, Words w_abs, Words x) {
   return F::SIGNED ? _mm256_maddubs_epi16(w_abs, _mm256_sign_epi8(x, w)) : _mm256_maddubs_epi16(w, x);
 }
+#endif
 
-inline __m256i four(const int8_t* x) {
+inline Words four(const int8_t* x) {
   int32_t bytes;
   std::memcpy(&bytes, x, 4);
   return _mm256_set1_epi32(bytes);
@@ -92,13 +95,13 @@ inline void fetch_ahead(const uint8_t* w, int sub) {
 // R rows of x times one group of rows of W. A product of a code with x is at most MOST * 127, and maddubs adds two:
 // as many as stay below 2^15 are added in 16 bits.
 template <class F, int R>
-void tile(const uint8_t* w, int64_t blocks, const Rounded* const* x, __m256* sums) {
+void tile(const uint8_t* w, int64_t blocks, const Rounded* const* x, Lanes* sums) {
   constexpr int SUBS = F::VALUES / F::SUB, CHUNKS = F::SUB / 4;
 #ifndef DOT_PRODUCTS
   constexpr int FIT = std::max(1, 32767 / (F::MOST * 127 * 2)), RUN = FIT >= CHUNKS ? CHUNKS : FIT >= 4 ? 4 : FIT >= 2 ? 2 : 1;
-  const __m256i ones = _mm256_set1_epi16(1);
+  const Words ones = _mm256_set1_epi16(1);
 #endif
-  __m256 acc[R];
+  Lanes acc[R];
   for (int r = 0; r < R; ++r) acc[r] = _mm256_setzero_ps();
   for (int64_t block = 0; block < blocks; ++block, w += kRows * F::BYTES) {
     const F header(w);
@@ -106,14 +109,15 @@ void tile(const uint8_t* w, int64_t blocks, const Rounded* const* x, __m256* sum
     for (int sub = 0; sub < SUBS; ++sub) {
       const int64_t at = block * (F::VALUES / kGroup) + sub * F::SUB / kGroup;
       fetch_ahead<F>(w, sub);
-      __m256i whole[R], fine[R];
+      Words whole[R], fine[R];
 #ifdef DOT_PRODUCTS
       for (int r = 0; r < R; ++r) whole[r] = fine[r] = _mm256_setzero_si256();
 #pragma GCC unroll 8
       for (int c = 0; c < CHUNKS; ++c) {
-        // signed codes plus the largest one are unsigned
-        const __m256i stored = F::codes(w, sub * CHUNKS + c);
-        const __m256i codes = F::SIGNED ? _mm256_add_epi8(stored, all(F::MOST)) : stored;
+        // signed codes plus the largest one are unsigned; unsigned ones are small enough to be signed
+        static_assert(F::SIGNED || F::MOST < 128);
+        const Words stored = F::codes(w, sub * CHUNKS + c);
+        const Words codes = F::SIGNED && !kSignedCodes ? _mm256_add_epi8(stored, all(F::MOST)) : stored;
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) {
           const int place = sub * F::SUB % kGroup + 4 * c;
@@ -124,40 +128,40 @@ void tile(const uint8_t* w, int64_t blocks, const Rounded* const* x, __m256* sum
 #else
 #pragma GCC unroll 8
       for (int run = 0; run < CHUNKS; run += RUN) {
-        __m256i narrow[R], finer[R];
+        Words narrow[R], finer[R];
 #pragma GCC unroll 8
         for (int c = run; c < run + RUN; ++c) {
-          const __m256i codes = F::codes(w, sub * CHUNKS + c);
-          const __m256i positive = F::SIGNED ? _mm256_abs_epi8(codes) : codes;
+          const Words codes = F::codes(w, sub * CHUNKS + c);
+          const Words positive = F::SIGNED ? _mm256_abs_epi8(codes) : codes;
 #pragma GCC unroll 4
           for (int r = 0; r < R; ++r) {
             const int place = sub * F::SUB % kGroup + 4 * c;
-            const __m256i made = multiplied<F>(codes, positive, four(x[r][at].q + place));
-            const __m256i more = multiplied<F>(codes, positive, four(x[r][at].r + place));
+            const Words made = multiplied<F>(codes, positive, four(x[r][at].q + place));
+            const Words more = multiplied<F>(codes, positive, four(x[r][at].r + place));
             narrow[r] = c == run ? made : _mm256_add_epi16(narrow[r], made);
             finer[r] = c == run ? more : _mm256_add_epi16(finer[r], more);
           }
         }
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) {
-          const __m256i made = _mm256_madd_epi16(narrow[r], ones), more = _mm256_madd_epi16(finer[r], ones);
+          const Words made = _mm256_madd_epi16(narrow[r], ones), more = _mm256_madd_epi16(finer[r], ones);
           whole[r] = run == 0 ? made : _mm256_add_epi32(whole[r], made);
           fine[r] = run == 0 ? more : _mm256_add_epi32(fine[r], more);
         }
       }
 #endif
-      __m256 scale, offset;
+      Lanes scale, offset;
       header.scales(sub, scale, offset);
 #ifdef DOT_PRODUCTS
-      constexpr bool SUMMED = true;
-      if (F::SIGNED) offset = _mm256_mul_ps(scale, _mm256_set1_ps(-F::MOST));
+      constexpr bool SUMMED = !F::SIGNED || !kSignedCodes;
+      if (F::SIGNED && !kSignedCodes) offset = _mm256_mul_ps(scale, _mm256_set1_ps(-F::MOST));
 #else
       constexpr bool SUMMED = !F::SIGNED;
 #endif
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) {
         const Rounded& in = x[r][at];
-        const __m256 both = _mm256_fmadd_ps(_mm256_cvtepi32_ps(whole[r]), _mm256_set1_ps(kFine), _mm256_cvtepi32_ps(fine[r]));
+        const Lanes both = _mm256_fmadd_ps(_mm256_cvtepi32_ps(whole[r]), _mm256_set1_ps(kFine), _mm256_cvtepi32_ps(fine[r]));
         acc[r] = _mm256_fmadd_ps(both, _mm256_mul_ps(scale, _mm256_set1_ps(in.d)), acc[r]);
         if (SUMMED) acc[r] = _mm256_fmadd_ps(offset, _mm256_set1_ps(summed(in, F::SUB, sub)), acc[r]);
       }
@@ -165,7 +169,7 @@ void tile(const uint8_t* w, int64_t blocks, const Rounded* const* x, __m256* sum
   }
   for (int r = 0; r < R; ++r) sums[r] = acc[r];
 }
-using Sums = __m256;
+using Sums = Lanes;
 inline void write(float* y, Sums sums, const float* bias) {
   _mm256_storeu_ps(y, bias ? _mm256_add_ps(sums, _mm256_loadu_ps(bias)) : sums);
 }

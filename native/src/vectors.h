@@ -11,11 +11,21 @@ namespace asbuilt {
 namespace KERNELS {
 namespace {
 
+#ifdef NEON  // whose compilers keep vectors that are wider than a register in memory
+using f8 = Lanes;
+inline f8 load(const float* x) { return _mm256_loadu_ps(x); }
+inline void store(float* x, f8 v) { _mm256_storeu_ps(x, v); }
+inline f8 all_of(float x) { return _mm256_set1_ps(x); }
+inline float sum_of(f8 v) { return vaddvq_f32(v.a + v.b); }
+inline f8 larger(f8 x, f8 y) { return {x.a > y.a ? x.a : y.a, x.b > y.b ? x.b : y.b}; }
+#else
 typedef float f8 __attribute__((vector_size(32), aligned(4)));
 inline f8 load(const float* x) { return *reinterpret_cast<const f8*>(x); }
 inline void store(float* x, f8 v) { *reinterpret_cast<f8*>(x) = v; }
 inline f8 all_of(float x) { return f8{x, x, x, x, x, x, x, x}; }
 inline float sum_of(f8 v) { return ((v[0] + v[4]) + (v[1] + v[5])) + ((v[2] + v[6]) + (v[3] + v[7])); }
+inline f8 larger(f8 x, f8 y) { return x > y ? x : y; }
+#endif
 
 // Numbers that are stored as they are, of matrices and caches.
 
@@ -42,9 +52,8 @@ struct BF16 {
     return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
   }
   static f8 eight(const uint16_t* x) {
-#ifdef __AVX2__
-    const __m128i narrow = _mm_loadu_si128(reinterpret_cast<const __m128i*>(x));
-    return reinterpret_cast<f8>(_mm256_slli_epi32(_mm256_cvtepu16_epi32(narrow), 16));
+#ifdef EIGHT_ROWS
+    return static_cast<f8>(_mm256_castsi256_ps(_mm256_slli_epi32(load_pairs(x), 16)));
 #else
     return f8{one(x[0]), one(x[1]), one(x[2]), one(x[3]), one(x[4]), one(x[5]), one(x[6]), one(x[7])};
 #endif
@@ -57,13 +66,18 @@ struct F16 {
   static uint16_t narrow(float x) {
 #ifdef __AVX2__
     return static_cast<uint16_t>(_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(NEON)
+    const __fp16 made = static_cast<__fp16>(x);
+    uint16_t bits;
+    std::memcpy(&bits, &made, 2);
+    return bits;
 #else
     return to_half(x);
 #endif
   }
   static f8 eight(const uint16_t* x) {
-#ifdef __AVX2__
-    return reinterpret_cast<f8>(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x))));
+#ifdef EIGHT_ROWS
+    return static_cast<f8>(load_halves(x));
 #else
     return f8{one(x[0]), one(x[1]), one(x[2]), one(x[3]), one(x[4]), one(x[5]), one(x[6]), one(x[7])};
 #endif

@@ -12,7 +12,7 @@ import pytest
 import strategies
 import torch
 import torch.nn.functional as F
-from block_scales import set_scales
+from block_scales import drawn
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -71,19 +71,6 @@ def _library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     native.library().asbuilt_choose(KINDS[0].encode())  # type: ignore[union-attr]
     for one in caches:
         one.cache_clear()
-
-
-def drawn(format: str, rows: int, inputs: int, scale: float = 0.01) -> Tensor:
-    """Blocks of any bits, with scales that are finite."""
-    size, nbytes = BLOCKS[format]
-    raw = torch.randint(0, 256, (rows, inputs // size * nbytes), dtype=torch.uint8)
-    blocks = raw.view(-1, nbytes)
-    set_scales(blocks, format, torch.randn(len(blocks)) * scale)
-    if format == "mxfp4":
-        blocks[:, 0] = torch.randint(100, 140, (len(blocks),), dtype=torch.uint8)
-    if format == "nvfp4":
-        blocks[:, :4] = torch.randint(0, 256, (len(blocks), 4), dtype=torch.uint8)
-    return raw
 
 
 def mixed(raw: Tensor, format: str) -> Tensor:

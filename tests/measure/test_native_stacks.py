@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,8 +14,11 @@ import torch
 from click.testing import CliRunner
 
 import asbuilt
+from asbuilt.catalog.machine import parse_numbers
+from asbuilt.checkpoint.load import Contents
 from asbuilt.checkpoint.packed import packed_spec
 from asbuilt.checkpoint.save import save
+from asbuilt.checkpoint.source import open_model
 from asbuilt.cli.main import cli
 from asbuilt.kernels import native
 from asbuilt.measure import native_stacks, report, timing
@@ -22,6 +26,7 @@ from asbuilt.measure.micro import StackMixer
 from asbuilt.measure.native_stacks import LayerKind, Speeds, StackRates, head, layer, predicted_seconds, widths
 from asbuilt.measure.rates import TimeGrid
 from asbuilt.nn import build
+from asbuilt.plan.serve.expected import LEVELS
 from asbuilt.spec import GatedDeltaNet, LanguageModel, RMSNorm, ShortConvolution
 from asbuilt.spec.linear import maps_by_path
 
@@ -175,6 +180,48 @@ def test_a_file_is_measured_packed(tmp_path: Path, counted: type[Counted]) -> No
     assert not any("training" in name for name in rows)
     expanded = asbuilt.measure(str(tmp_path / "m.gguf"), packed=False)
     assert {row.figure for row in expanded.rows} >= {"weights, fp32", "saved by its loss"}
+
+
+@pytest.mark.usefixtures("library")
+def test_a_plan_for_this_machine_expects_what_its_stacks_take(
+    tmp_path: Path, counted: type[Counted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a packed file as it is; of other formats, of engines, and of weights that are not packed, what is assumed."""
+    numbers = parse_numbers("memory=64GB,bandwidth=30GB/s,fp32=200G,bf16=200G")
+    monkeypatch.setattr("asbuilt.measure.this_machine", lambda **_: numbers)
+    spec = replace(model(), max_positions=512)
+    save(build(spec), tmp_path / "m")
+    words = ["quantize", str(tmp_path / "m"), str(tmp_path / "m.gguf"), "--format", "q8_0"]
+    assert CliRunner().invoke(cli, words).exit_code == 0
+    made = asbuilt.plan(str(tmp_path / "m.gguf"), "this")
+    held = {format for i in range(3) for format, _ in layer(contents(tmp_path / "m.gguf"), i, "fp32")}
+    assert counted.timed == len(held)
+    assert "q8_0" in held
+    prompt, past, _ = report.sizes(spec)
+    found = Speeds({of(one): rates(1.0) for one in held}, dict.fromkeys(("q8_0", "q6_k", "fp32"), 1e-9))
+    prefill, step = predicted_seconds(contents(tmp_path / "m.gguf"), "fp32", found, prompt)
+    for level in LEVELS:
+        at = made.roofline.at(level)
+        assert at.prefill(prompt).seconds == pytest.approx(prefill, rel=1e-3)
+        assert at.decode(1, past + 1).seconds == pytest.approx(step, rel=1e-3)
+    assert made.document()["expected"]["sources"] == {}
+    assert any("timed on this machine" in str(cell) for table in made.tables() for row in table.rows for cell in row)
+    file, folder = str(tmp_path / "m.gguf"), str(tmp_path / "m")
+    asked = CliRunner().invoke(cli, ["plan", "serve", file, "--gpu", "this", "--json"])
+    assert json.loads(asked.stdout)["expected"] == made.document()["expected"]
+    counted.timed = len(held)
+    given = CliRunner().invoke(cli, ["plan", "serve", file, "--gpu", "this", "--compute-efficiency", "0.5", "--json"])
+    assert json.loads(given.stdout)["expected"] != made.document()["expected"]
+    others = asbuilt.plan(file, "this", dtype="q4_0"), asbuilt.plan(folder, "this"), asbuilt.plan(spec, "this")
+    assert [other.roofline.timed for other in others] == [None] * 3
+    assert counted.timed == len(held)
+
+
+def contents(path: Path) -> LanguageModel:
+    """A file's description with the formats of its blocks."""
+    found = Contents(open_model(str(path)), packed=None).spec
+    assert isinstance(found, LanguageModel)
+    return found
 
 
 @pytest.mark.usefixtures("library")

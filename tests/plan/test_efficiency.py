@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
 from test_serving_by_hand import DENSE
 
 from asbuilt import InputError
-from asbuilt.plan.serve.efficiency import from_measured
+from asbuilt.catalog.machine import parse_numbers
+from asbuilt.plan import serve
+from asbuilt.plan.serve.efficiency import Timed, from_measured
+from asbuilt.plan.serve.expected import LEVELS
+
+MACHINE = parse_numbers("memory=1GiB,bandwidth=1GB/s,bf16=4G,fp32=4G")
 
 
 def measured(*rows: object, **more: object) -> dict[str, Any]:
@@ -66,3 +72,18 @@ def test_what_is_no_such_run(document: Any, field: str) -> None:  # noqa: ANN401
     with pytest.raises(InputError) as refused:
         from_measured(document, DENSE, "toy")
     assert refused.value.field == field
+
+
+def test_times_that_were_taken_are_expected() -> None:
+    """Of every level, faster or slower than the minimum; efficiencies that are given go before them."""
+    for _ in range(5):
+        prefill, step = (seconds * random.uniform(0.5, 2) for seconds in (PROMPT, STEP))
+        timed = Timed(prompt=32, prefill=prefill, past=128, decode=step)
+        plan = serve(DENSE, MACHINE, dtype="bf16", timed=timed)
+        for level in LEVELS:
+            at = plan.roofline.at(level)
+            assert at.prefill(32).seconds == pytest.approx(prefill, rel=1e-3)
+            assert at.decode(1, 129).seconds == pytest.approx(step, rel=1e-3)
+        assert plan.roofline.prefill(32).seconds == pytest.approx(PROMPT)
+        given = serve(DENSE, MACHINE, dtype="bf16", timed=timed, bandwidth_efficiency=0.5).roofline
+        assert given.at("middle") is given

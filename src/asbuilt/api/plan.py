@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from asbuilt.dtypes import short_name
@@ -15,9 +15,13 @@ if TYPE_CHECKING:
     from asbuilt.families import Reading
     from asbuilt.plan import ServePlan, TrainPlan
     from asbuilt.plan.precision import Precision
+    from asbuilt.plan.serve.efficiency import Timed
 
 TASKS = ("serve", "train")
 THIS = "this"
+# Engines whose speed is that of asbuilt's own kernels.
+OURS = ("ideal", "asbuilt")
+Say = Callable[[str], None]
 
 
 @overload
@@ -68,8 +72,33 @@ def plan(
         return train(source.spec, machine, **options)
     if options.get("kv_dtype") is not None:
         options["kv_dtype"] = short_name(options["kv_dtype"])
+    if gpu == THIS and options.get("timed") is None:
+        options["timed"] = timed_here(source, options)
     options["dtype"] = precision(source, options.get("dtype"))
     return serve(source.spec, machine, **{"name": source.name, **options})
+
+
+def timed_here(source: Source, options: Mapping[str, Any], say: Say = lambda text: None) -> Timed | None:
+    """Returns the times of a model's packed weights on this machine, from stacks of layers that are timed now.
+
+    None where `generate` would not keep them packed, its layers are no native call, another format or engine is
+    planned, or efficiencies are given.
+    """
+    planned = options.get("dtype") is None and options.get("engine", OURS[0]) in OURS
+    given = any(options.get(name, 1) != 1 for name in ("bandwidth_efficiency", "compute_efficiency"))
+    if not planned or given or not source.has_weights or not source.spec.generates:
+        return None
+    from asbuilt.api.running import Running, contents_of
+    from asbuilt.measure import native_stacks, report
+    from asbuilt.plan.serve.efficiency import Timed
+
+    contents = contents_of(source, Running(), (report.PREFILL, report.STEPS))
+    if not contents.formats:
+        return None
+    say("timing stacks of layers")
+    prompt, past, _ = report.sizes(source.spec)
+    found = native_stacks.seconds_here(contents.spec, "fp32", prompt)
+    return None if found is None else Timed(prompt=prompt, prefill=found[0], past=past, decode=found[1])
 
 
 def precision(source: Source, dtype: object = None) -> Precision | str:

@@ -256,7 +256,7 @@ def _plans(
     price: tuple[str, ...],
     options: dict[str, Any],
 ) -> Iterator[ServePlan]:
-    from asbuilt.api.plan import precision
+    from asbuilt.api.plan import precision, timed_here
     from asbuilt.plan import serve as plan
 
     conventions, options = _conventions(options), _times(options)
@@ -266,8 +266,10 @@ def _plans(
     for source in sources:
         if measured is not None:
             options |= _efficiency(Path(measured), source)
-        for machine, each in zip(machines, paid, strict=True):
+        here = timed_here(source, options, _progress) if THIS in gpus and measured is None else None
+        for named, machine, each in zip(gpus, machines, paid, strict=True):
             asked: dict[str, Any] = options | {"dtype": precision(source, options["dtype"]), "price": each}
+            asked["timed"] = here if named == THIS else None
             yield plan(source.spec, machine, name=source.name, conventions=conventions, **asked)
 
 
@@ -278,7 +280,11 @@ def _machine(name: str) -> Machine:
         return machines.resolve(name)
     from asbuilt.measure import this_machine
 
-    return this_machine(say=lambda text: warn(f"{text} ..."), warn=lambda text: warn(f"warning: {text}"))
+    return this_machine(say=_progress, warn=lambda text: warn(f"warning: {text}"))
+
+
+def _progress(text: str) -> None:
+    warn(f"{text} ...")
 
 
 def _conventions(options: dict[str, Any]) -> dict[str, Any]:

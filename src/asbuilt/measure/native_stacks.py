@@ -197,6 +197,16 @@ def _by_format(described: spec.Model, prefix: str, dtype: str) -> Held:
     return dict(found)
 
 
+def seconds_here(described: spec.Model, dtype: str, tokens: int) -> tuple[float, float] | None:
+    """Returns the seconds of a prefill and of a step, from stacks timed now; None if the layers are no native call."""
+    few = replace(described, blocks=tuple(dict.fromkeys(described.blocks)))
+    made = build(few, dtype=DTYPES[dtype], seed=None).eval()
+    interleave(made)
+    if made.native is None:
+        return None
+    return predicted_seconds(described, dtype, Stacks(described, dtype).speeds(), tokens)
+
+
 def predicted_seconds(described: spec.Model, dtype: str, known: Speeds, tokens: int) -> tuple[float, float]:
     """Returns the seconds of a prefill of so many tokens, and of a decode step."""
     layers, rates = [layer(described, i, dtype) for i in range(len(described.blocks))], known.layers

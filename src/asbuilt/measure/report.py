@@ -276,7 +276,7 @@ class _Calls:
 
     def seconds(self) -> tuple[float, float]:
         """Returns the predicted seconds of a prefill and of a decode step halfway."""
-        tokens, prompt, steps = _sizes(self.spec)
+        tokens, prompt, steps = sizes(self.spec)
         prefill = trace(self.spec, tokens=tokens, past=0, dtype=DTYPES[self.dtype])
         decode = trace(self.spec, tokens=1, past=prompt + steps // 2, dtype=DTYPES[self.dtype])
         return prefill.seconds(self.calibration, self.dtype), decode.seconds(self.calibration, self.dtype)
@@ -307,7 +307,7 @@ class _Stacks:
 
     def seconds(self) -> tuple[float, float]:
         """Returns the predicted seconds of a prefill and of a decode step."""
-        return native_stacks.predicted_seconds(self.spec, self.dtype, self.known, _sizes(self.spec)[0])
+        return native_stacks.predicted_seconds(self.spec, self.dtype, self.known, sizes(self.spec)[0])
 
     def drift(self) -> float:
         """Returns how many times slower or faster the stacks are than they were before the model."""
@@ -331,7 +331,7 @@ def _timed(
         say(f"this machine's speed changed by a factor of {drift:.2f} meanwhile")
         by.again()
         predicted, measured, others, drift = _predicted_and_measured(model, by, say)
-    tokens, prompt, _ = _sizes(model.spec)
+    tokens, prompt, _ = sizes(model.spec)
     rows = (
         _row(f"prefill, {tokens} tokens", "tokens/s", tokens / predicted[0], tokens / measured[0], TIME),
         _row(f"decode after {prompt} tokens", "tokens/s", 1 / predicted[1], 1 / measured[1], TIME),
@@ -348,14 +348,14 @@ def _predicted_and_measured(
     return predicted, measured, others.share(), by.drift()
 
 
-def _sizes(spec: spec_model.Model) -> tuple[int, int, int]:
+def sizes(spec: spec_model.Model) -> tuple[int, int, int]:
     """Returns the tokens of a prefill, of the prompt before decoding, and the number of decode steps."""
     context = spec.max_positions
     return min(PREFILL, context), min(PROMPT, context // 2 or 1), min(STEPS, max(1, context // 4))
 
 
 def _measured_seconds(model: Model, say: Say) -> tuple[float, float]:
-    tokens, prompt, steps = _sizes(model.spec)
+    tokens, prompt, steps = sizes(model.spec)
     prefills, decodes = [], []
     for number in range(ROUNDS):
         say(f"prefill and decode, round {number + 1} of {ROUNDS}")

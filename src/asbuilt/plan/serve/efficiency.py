@@ -1,9 +1,10 @@
-"""The efficiency of a measured run relative to the roofline, from the output of `asbuilt measure --json`."""
+"""The efficiency of timed runs relative to the roofline: of `asbuilt measure --json`, and of layers timed just now."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from asbuilt.catalog.machine import from_calibration
@@ -12,10 +13,38 @@ from asbuilt.plan.placement import Placement
 from asbuilt.plan.precision import precision
 from asbuilt.plan.serve.capacity import Capacity
 from asbuilt.plan.serve.conventions import Conventions
+from asbuilt.plan.serve.expected import Efficiencies
 from asbuilt.plan.serve.roofline import Roofline
 from asbuilt.spec import Model
 
 DECODE, PREFILL = re.compile(r"decode after (\d{1,9}) tokens"), re.compile(r"prefill, (\d{1,9}) tokens")
+
+
+# Each takes what the other leaves: of a prefill some parts wait for memory, of a step some for products.
+TURNS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timed:
+    """The seconds of a prefill of `prompt` tokens, and of a decode step of one sequence after `past` tokens."""
+
+    prompt: int
+    prefill: float
+    past: int
+    decode: float
+
+    def reached(self, roofline: Roofline) -> Efficiencies:
+        """Returns the fractions of bandwidth and rate with which a roofline takes these seconds.
+
+        Above 1 where kernels are faster than the products that gave the machine its rate.
+        """
+        bandwidth = compute = 1.0
+        for _ in range(TURNS):
+            now = Efficiencies(compute=compute, scores=compute, bandwidth=bandwidth, attention=bandwidth)
+            at = replace(roofline, reached=now)
+            bandwidth *= at.decode(1, self.past + 1).seconds / self.decode
+            compute *= at.prefill(self.prompt).seconds / self.prefill
+        return Efficiencies(compute=compute, scores=compute, bandwidth=bandwidth, attention=bandwidth)
 
 
 def from_measured(document: Mapping[str, Any], spec: Model, name: str) -> tuple[float, float]:

@@ -23,6 +23,7 @@ from asbuilt.plan.quantised import mixed, quantised
 from asbuilt.plan.serve import commands, engines, formats, limits, money, report, report_workload
 from asbuilt.plan.serve.capacity import Capacity
 from asbuilt.plan.serve.conventions import MEANING, Conventions
+from asbuilt.plan.serve.efficiency import Timed
 from asbuilt.plan.serve.expected import LEVELS, MINIMUM, Level
 from asbuilt.plan.serve.ladder import cached_tokens, counted, ladder
 from asbuilt.plan.serve.pages import held_numbers
@@ -324,6 +325,7 @@ def serve(
     any_vendor: bool = False,
     bandwidth_efficiency: float = 1.0,
     compute_efficiency: float = 1.0,
+    timed: Timed | None = None,
     conventions: Conventions | Mapping[str, Any] | None = None,
 ) -> ServePlan:
     """Returns the plan of serving `model` on `gpu`; nothing is run.
@@ -335,7 +337,8 @@ def serve(
     whose utilisation, `chunk`, `max_num_seqs` and conventions apply where they are not given; a mapping of conventions
     changes only those, a `Conventions` all of them. A `workload` is simulated: context, prompt and users are then its
     own by default, and the targets hold for 95% of its requests. `price` is that of one device for an hour. Other
-    cards are of the machine's vendor unless `any_vendor`. Raises InputError naming the invalid argument.
+    cards are of the machine's vendor unless `any_vendor`. Expected times agree with those `timed` on the machine, if no
+    efficiencies are given. Raises InputError naming the invalid argument.
     """
     row = find(model) if isinstance(model, str) else None
     spec = find(model).spec() if isinstance(model, str) else model
@@ -380,6 +383,8 @@ def serve(
     roofline = Roofline(
         capacity=capacity, bandwidth_efficiency=bandwidth_efficiency, compute_efficiency=compute_efficiency
     )
+    if timed is not None and not roofline.given:
+        roofline = replace(roofline, timed=timed.reached(roofline))
     goal = limits.Goal(
         users=users or 1,
         latency=latency_target,

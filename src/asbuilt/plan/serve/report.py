@@ -120,8 +120,8 @@ def _expected(plan: ServePlan) -> dict[str, Any]:
         if step is not None and plan.decode is not None:
             each["tokens_per_second"] = plan.decode.batch / step
         found[level] = each | {"efficiencies": plan.roofline.at(level).reached.plain()}
-    given = plan.roofline.at("middle") is plan.roofline
-    return found | {"judged_by": plan.conventions.targets, "sources": {} if given else SOURCES}
+    assumed = not plan.roofline.given and plan.roofline.timed is None
+    return found | {"judged_by": plan.conventions.targets, "sources": SOURCES if assumed else {}}
 
 
 def _layout(plan: ServePlan) -> dict[str, int]:
@@ -413,9 +413,11 @@ def _assumed(plan: ServePlan) -> Table:
 def _assumption(plan: ServePlan) -> str:
     """Returns what the expected times assume."""
     reached = plan.roofline.at("middle").reached
-    if plan.roofline.at("middle") is plan.roofline:
+    if plan.roofline.given:
         return "the efficiencies that were given or measured"
-    said = ", ".join(f"{value:g} of {name}" for name, value in reached.plain().items())
+    said = ", ".join(f"{value:.3g} of {name}" for name, value in reached.plain().items())
+    if plan.roofline.timed is not None:
+        return f"layers of the native kernels, timed on this machine: {said}"
     return f"{said} on a {machine_class(plan.machine)} machine, in the middle; the range has low and high ones"
 
 

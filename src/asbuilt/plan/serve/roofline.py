@@ -126,18 +126,27 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Roofline:
-    """The times of a capacity's device; the efficiencies are the fractions of bandwidth and rate that are reached."""
+    """The times of a capacity's device; the efficiencies are the fractions of bandwidth and rate that are reached.
+
+    `timed` are those with which the roofline takes what was timed on the device, instead of assumed ones.
+    """
 
     capacity: Capacity
     bandwidth_efficiency: float = 1.0
     compute_efficiency: float = 1.0
     reached: Efficiencies = MINIMUM
+    timed: Efficiencies | None = None
 
     def at(self, level: Level) -> Roofline:
-        """Returns the roofline with the assumed efficiencies of this machine; unchanged if some are given."""
-        if self.bandwidth_efficiency != 1 or self.compute_efficiency != 1:
+        """Returns the roofline with the timed or assumed efficiencies of this machine; unchanged if some are given."""
+        if self.given:
             return self
-        return replace(self, reached=assumed(self.capacity.machine, level))
+        return replace(self, reached=assumed(self.capacity.machine, level) if self.timed is None else self.timed)
+
+    @property
+    def given(self) -> bool:
+        """Whether efficiencies are given, which apply to every time."""
+        return self.bandwidth_efficiency != 1 or self.compute_efficiency != 1
 
     @cached_property
     def judged(self) -> Roofline:
