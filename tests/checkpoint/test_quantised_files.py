@@ -603,6 +603,7 @@ def test_groups_that_are_not_there_are_refused(saved: Path, tmp_path: Path) -> N
         {"quant_method": "awq", "format": "gemv_fast"},
         {"quant_method": "auto-round", "packing_format": "auto_round"},
         {"quant_method": "hqq"},
+        {"quant_method": "torchao", "quant_type": "int8_weight_only"},
     ],
 )
 def test_layouts_that_are_not_read_are_refused_by_name(saved: Path, said: dict[str, Any], tmp_path: Path) -> None:

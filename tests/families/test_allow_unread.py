@@ -55,6 +55,13 @@ def test_a_path_leads_into_objects() -> None:
             read_config(config, "small", [key])
 
 
+def test_a_path_that_leads_nowhere_is_said_whole() -> None:
+    config = {"model_type": "llava", "text_config": {"vocab_size": 32064, "rope_scaling": None}}
+    for key in ("text_config.vocab_sizes", "text_config.rope_scaling.factor", "text_conf.a"):
+        with pytest.raises(InputError, match=f"got '{key}'"):
+            read_config(config, "x", [key])
+
+
 def test_a_path_leads_into_a_text_and_a_tower_and_what_lies_in_them() -> None:
     text: dict[str, Any] = {"vocab_size": 32064, "rope_scaling": {"type": "linear", "factor": 2}}
     odd = {**text, "a": 1, "rope_scaling": {**text["rope_scaling"], "b": 1}}

@@ -57,6 +57,15 @@ KEYS: list[tuple[str, dict[str, Any]]] = [
         },
     ),
     ("opt-1.3b", {"learned_embeddings": True, "scale_embeddings": False}),
+    (
+        "mamba-130m",
+        {"d_model": 768, "d_inner": 1536, "n_layer": 24, "rms_norm": True, "ssm_cfg": {}, "fused_add_norm": True}
+        | {"pad_vocab_size_multiple": 8},
+    ),
+    ("mamba2-2.7b", {"intermediate_size": 5120, "norm_before_gate": True, "rms_norm": True}),
+    ("jamba-v0.1", {"mamba_inner_layernorms": True, "calc_logits_for_entire_prompt": False, "n_ctx": 262144}),
+    ("olmo-1b", {"pretraining_tp": 1}),
+    ("mistral-7b-v0.1", {"output_router_logits": False, "padding_idx": 0}),
     ("gpt-neox-20b", {"custom_pipelines": {"text-generation": {"impl": "x.X"}}}),
     ("bert-base-uncased", {"is_causal": False}),
     ("falcon-7b", {"ff_factor": 4}),
@@ -96,6 +105,11 @@ def test_keys_of_published_configs_are_known(name: str, keys: dict[str, Any]) ->
         ("llama-3-8b", "activation", "geglu"),
         ("falcon-7b", "ff_factor", 2),
         ("bert-base-uncased", "is_causal", True),
+        ("mamba-130m", "d_inner", 3072),
+        ("mamba-130m", "ssm_cfg", {"d_state": 32}),
+        ("mamba2-2.7b", "intermediate_size", 2560),
+        ("mamba2-2.7b", "rms_norm", False),
+        ("jamba-v0.1", "mamba_inner_layernorms", False),
     ],
 )
 def test_those_that_would_matter_are_refused(name: str, key: str, value: object) -> None:
@@ -139,6 +153,25 @@ def test_an_attn_factor_changes_nothing_and_is_noted() -> None:
     plain = read_config(config | {"rope_scaling": YARN}, "x")
     noted = read_config(config | {"rope_scaling": YARN | {"attn_factor": 0.878}}, "x")
     assert (noted.spec, list(noted.notes), plain.notes) == (plain.spec, ["rope_scaling.attn_factor"], {})
+
+
+def test_keys_of_starcoder_paligemma_and_internvl() -> None:
+    """Keys of their published configs; what a tower's own `architectures` says counts for nothing."""
+    runner = {"pad_key_length": True, "runner_max_sequence_length": None}
+    code = {"model_type": "gpt_bigcode"}
+    assert read_config(code | runner, "x").spec == read_config(code, "x").spec
+    sees = {"model_type": "paligemma"}
+    assert read_config(sees | {"_vocab_size": 257152}, "x").spec == read_config(sees, "x").spec
+    tower = {"model_type": "internvl_vision", "architectures": ["InternVisionModel"]}
+    text = {"vocab_size": 151936, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    text |= {"num_hidden_layers": 1, "intermediate_size": 32, "max_position_embeddings": 64}
+    seen = {"model_type": "internvl", "text_config": text, "image_token_id": 151667}
+    reading = read_config(seen | {"vision_config": tower}, "x")
+    assert reading.spec == read_config(seen | {"vision_config": {}}, "x").spec
+    assert (
+        write_config("internvl", reading.spec, reading.carried, None)["vision_config"]["architectures"]
+        == tower["architectures"]
+    )
 
 
 def test_opt_350m_and_phi_4_mini_as_published() -> None:

@@ -128,16 +128,22 @@ def _split(config: dict[str, Any], path: str) -> list[str]:
     return [path] if path in config else path.split(".")
 
 
-def _without(config: dict[str, Any], path: str) -> dict[str, Any]:
-    """Returns the config without what is at `path`; raises InputError where there is nothing."""
+def _without(config: dict[str, Any], path: str, within: str = "") -> dict[str, Any]:
+    """Returns the config without what is at `path`; raises InputError where there is nothing.
+
+    `within` is the path of the config itself, where it is an object in another.
+    """
     first, *rest = _split(config, path)
     if first not in config or (rest and not isinstance(config[first], dict)):
         raise InputError(
-            "no such key in the config", field="allow-unread", value=path, fix=near(first, config, cutoff=SLIP)
+            "no such key in the config",
+            field="allow-unread",
+            value=f"{within}{path}",
+            fix=near(first, config, cutoff=SLIP),
         )
     if not rest:
         return {key: value for key, value in config.items() if key != first}
-    return {**config, first: _without(config[first], ".".join(rest))}
+    return {**config, first: _without(config[first], ".".join(rest), f"{within}{first}.")}
 
 
 def _with_null(config: dict[str, Any], path: str) -> dict[str, Any]:

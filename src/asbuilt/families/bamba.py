@@ -118,7 +118,6 @@ FAMILY = Family(
         _Layers(),
         MAMBA,
         state_space.COMPUTED,
-        Irrelevant("training only", "z_loss_coefficient"),
         Irrelevant("how it is computed, not what", "mamba_chunk_size"),
     ),
     build=build,

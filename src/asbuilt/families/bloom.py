@@ -45,7 +45,7 @@ FAMILY = Family(
             "skip_bias_add",
             "skip_bias_add_qkv",
         ),
-        Irrelevant("only slices the same products", "pretraining_tp", "slow_but_exact"),
+        Irrelevant("only slices the same products", "slow_but_exact"),
         Only("apply_residual_connection_post_layernorm", False, reason="residuals after the norm are not supported"),
         Only(
             "n_inner",

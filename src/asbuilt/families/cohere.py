@@ -55,7 +55,6 @@ FAMILY = Family(
         ATTENTION_BIAS,
         LOGIT_SCALE,
         Irrelevant("the context of long texts; max_position_embeddings is the one that is read", "model_max_length"),
-        Irrelevant("only slices the same products", "pretraining_tp"),
         Flag("use_qk_norm", "head_norms", default=False, null=False),
     ),
     build=build,

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from asbuilt.families import llama
 from asbuilt.families.shared import experts
-from asbuilt.families.shared.key import Irrelevant, Only, Optional, but
+from asbuilt.families.shared.key import Only, Optional, but
 from asbuilt.families.shared.names import EXPERTS, ROUTER, SHARED_EXPERTS, STEMS, Names
 from asbuilt.families.shared.sizes import ATTENTION_BIAS, RMS_EPS, sizes, whole_width
 
@@ -36,7 +36,6 @@ FAMILY = replace(
         ),
         RMS_EPS,
         ATTENTION_BIAS,
-        Irrelevant("training, or slicing", "output_router_logits", "aux_loss_alpha", "seq_aux", "pretraining_tp"),
         Only("moe_layer_freq", 1, reason="every layer after the dense ones has experts"),
     ),
     names=Names(stems=STEMS | SHARED_EXPERTS | ROUTER, experts=EXPERTS),

@@ -9,7 +9,7 @@ from typing import Any
 
 from asbuilt.families.shared import experts, latent
 from asbuilt.families.shared.family import Family
-from asbuilt.families.shared.key import Fixed, Irrelevant, Only, Values
+from asbuilt.families.shared.key import Fixed, Only, Values
 from asbuilt.families.shared.parts import Parts
 from asbuilt.families.shared.reader import ConfigReader
 from asbuilt.families.shared.sizes import sizes
@@ -50,7 +50,6 @@ class _Groups:
 
 
 ROUTER = experts.routed(
-    Irrelevant("training only", "output_router_logits", "router_aux_loss_coef", "aux_loss_alpha", "seq_aux"),
     Fixed("scoring_func", "softmax", reason="this family scores by softmax"),
     Only("norm_topk_prob", False, None, reason="transformers and the published code differ in what follows"),
     *experts.counts("n_routed_experts", "num_experts", n_experts=64),

@@ -47,7 +47,6 @@ FAMILY = Family(
         eps("rms_norm_eps", 1e-5),
         ATTENTION_BIAS,
         Irrelevant("initialisation only", "lambda_std_dev"),
-        Irrelevant("only slices the same products", "pretraining_tp"),
     ),
     build=build,
     names=Names(

@@ -24,7 +24,6 @@ FAMILY = replace(
             sizes(n_vocab=152064, d_model=4608, d_ff=10944, n_layers=62, n_heads=32, n_kv_heads=32, context=2048),
             d_ff=experts.dense,
         ),
-        experts.GROUPED_TRAINING,
         experts.routed(
             Only("scoring_func", "sigmoid", "noaux_tc", reason="this family scores by sigmoid"),
             Only("topk_method", "noaux_tc", reason="this family chooses by corrected scores"),

@@ -67,7 +67,7 @@ FAMILY = replace(
         ),
         EPS,
         Only("use_bias", False, None, reason="biases beside experts are not supported"),
-        Irrelevant("training only", "output_router_logits", "router_aux_loss_coef", "moe_capacity"),
+        Irrelevant("training only", "moe_capacity"),
         experts.routed(
             *but(
                 experts.counts("moe_num_experts", "num_experts", "num_local_experts", n_experts=64, top_k=6),

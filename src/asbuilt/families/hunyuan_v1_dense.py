@@ -50,7 +50,6 @@ def keys(**usual: Any) -> tuple[Key, ...]:  # noqa: ANN401
         *but(sizes(**usual), d_head=NullableHeadWidth(), rotary=RaisedRope()),
         eps("rms_norm_eps", 1e-5),
         ATTENTION_BIAS,
-        Irrelevant("only slices the same products", "pretraining_tp"),
         Irrelevant("head_dim says it", "attention_head_dim"),
         Only("mlp_bias", False, reason="feed-forward parts have no biases here"),
         Only("use_qk_norm", True, reason="each head's queries and keys are normed in this family"),

@@ -85,6 +85,7 @@ FAMILY = Family(
         *but(
             sizes(n_vocab=65536, d_model=4096, d_ff=14336, n_layers=32, n_heads=32, n_kv_heads=8, context=262144),
             rotary=None,
+            max_positions={"also": ("n_ctx",)},
             d_head=DerivedHeadWidth(),
             d_ff={"at": first((GatedMLP, MixtureOfExperts), "d_ff")},
             activation=lambda _: state_space.silu("hidden_act"),
@@ -109,6 +110,8 @@ FAMILY = Family(
             Flag("mamba_proj_bias", "ssm_bias", default=False, at=first(Mamba, "bias")),
         ),
         state_space.COMPUTED,
+        Irrelevant("how it is computed, not what", "calc_logits_for_entire_prompt"),
+        Only("mamba_inner_layernorms", True, reason="steps, b and c are normed in this family"),
         Irrelevant("the periods say it", "layers_block_type", "layers_num_experts"),
         Only("sliding_window", None, reason="attention of this family has no windows"),
     ),

@@ -239,7 +239,6 @@ def _keys() -> tuple[Key, ...]:
         Only("num_nextn_predict_layers", 0, None, reason="published files have no prediction layers"),
         Irrelevant("attention has no positions", "rope_theta", "rope_scaling", "rope_parameters"),
         Irrelevant("follows from the widths that are read", "head_dim", "qk_head_dim"),
-        Irrelevant("only slices the same products", "pretraining_tp"),
     )
 
 

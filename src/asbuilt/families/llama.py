@@ -103,7 +103,6 @@ FAMILY = Family(
         RMS_EPS,
         ATTENTION_BIAS,
         MLP_BIAS,
-        Irrelevant("only slices the same products", "pretraining_tp"),
         Irrelevant("a note of the converter's", "is_llama_config"),
         Only("activation", "swiglu", reason="hidden_act says it, and the feed-forward part is gated"),
         Only("qk_layernorm", False, reason="queries and keys are not normed in this family"),

@@ -8,7 +8,7 @@ from typing import Any
 from asbuilt.families.shared import state_space
 from asbuilt.families.shared.family import Family
 from asbuilt.families.shared.hybrid import first
-from asbuilt.families.shared.key import Flag, Irrelevant, Key, Size, Values
+from asbuilt.families.shared.key import Flag, Irrelevant, Key, Only, Size, Values
 from asbuilt.families.shared.parts import Parts
 from asbuilt.families.shared.reader import ConfigReader
 from asbuilt.spec import LanguageModel, Mamba, RMSNorm, ShortConvolution
@@ -86,6 +86,17 @@ def build(
     return state_space.stack(mixer(**sizes), n_layers=n_layers, n_vocab=n_vocab, eps=eps, tied=tied, name=name)
 
 
+# What the converter left of the original code's names, which say again what others do.
+CONVERTED = (
+    Only("d_model", lambda values: values["d_model"], reason="hidden_size says it"),
+    Only("d_inner", lambda values: values["d_inner"], reason="intermediate_size says it"),
+    Only("n_layer", lambda values: values["n_layers"], reason="num_hidden_layers says it"),
+    Only("rms_norm", True, reason="norms of this family are RMSNorm"),
+    Only("ssm_cfg", {}, None, reason="sizes of the mixer stand beside it"),
+    Irrelevant("vocab_size, as it is written, is a multiple of it", "pad_vocab_size_multiple"),
+)
+
+
 def keys(n_vocab: int, d_model: int, n_layers: int, ties: bool) -> tuple[Key, ...]:
     """Returns the keys of the family and its kin, with these defaults."""
     return (
@@ -96,7 +107,8 @@ def keys(n_vocab: int, d_model: int, n_layers: int, ties: bool) -> tuple[Key, ..
         Size("conv_kernel", "kernel", default=4, at=first(Mamba, "conv.kernel")),
         Flag("use_conv_bias", "conv_bias", default=True, at=first(Mamba, "conv.bias")),
         Flag("use_bias", "bias", default=False, at=first(Mamba, "bias")),
-        Irrelevant("how it is computed, not what", "use_falcon_mambapy"),
+        Irrelevant("how it is computed, not what", "use_falcon_mambapy", "fused_add_norm"),
+        *CONVERTED,
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from asbuilt.families.shared import state_space
 from asbuilt.families.shared.family import Family
 from asbuilt.families.shared.hybrid import first
-from asbuilt.families.shared.key import Check, Flag, Irrelevant, Size
+from asbuilt.families.shared.key import Check, Flag, Irrelevant, Only, Size
 from asbuilt.families.shared.parts import Parts
 from asbuilt.spec import LanguageModel, Mamba2
 
@@ -58,6 +58,13 @@ FAMILY = Family(
         Flag("use_bias", "bias", default=False, at=first(Mamba2, "bias")),
         state_space.StepLimits(),
         Irrelevant("steps are one for each head", "time_step_rank"),
+        Only(
+            "intermediate_size",
+            lambda values: values["n_heads"] * values["d_head"],
+            reason="num_heads * head_dim says it",
+        ),
+        Only("rms_norm", True, reason="the mixer's output is normed by RMSNorm"),
+        Irrelevant("transformers norms what was gated, whatever it says", "norm_before_gate"),
     ),
     build=build,
     names=state_space.names(state_space.OF_MAMBA2),

@@ -129,7 +129,6 @@ FAMILY = Family(
         Only("add_swa_attention_sink_bias", True, reason="layers with a window have sinks"),
         Only("add_full_attention_sink_bias", False, reason="layers without a window have no sinks"),
         Optional("attention_value_scale", "value_scale", of=Number, default=0.707, at=_value_scale),
-        experts.GROUPED_TRAINING,
         experts.routed(
             Only("scoring_func", "sigmoid", reason="this family scores by sigmoid"),
             Only("topk_method", "noaux_tc", reason="this family chooses by corrected scores"),

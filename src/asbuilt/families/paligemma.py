@@ -102,7 +102,7 @@ FAMILY = Family(
             (lambda values: values.pop("d_projected") == values["text"].d_model, "text_config's hidden_size"),
         ),
         placeholder(256000, beyond=True),
-        Irrelevant("the text's own says it", "vocab_size", "hidden_size"),
+        Irrelevant("the text's own says it", "vocab_size", "_vocab_size", "hidden_size"),
         Irrelevant("training only", "ignore_index"),
     ),
     build=build,

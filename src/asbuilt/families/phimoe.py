@@ -116,7 +116,7 @@ FAMILY = replace(
             ),
             top_k=2,
         ),
-        Irrelevant("training only", "output_router_logits", "router_aux_loss_coef", "input_jitter_noise"),
+        Irrelevant("training only", "input_jitter_noise"),
         eps("rms_norm_eps", 1e-5),
         window(None),
         ATTENTION_BIAS,

@@ -26,6 +26,5 @@ FAMILY = replace(
         Flag("attention_out_bias", "output_bias", default=False, at="attention.output_bias"),
         MLP_BIAS,
         Irrelevant("training only", "residual_dropout"),
-        Irrelevant("only slices the same products", "pretraining_tp"),
     ),
 )

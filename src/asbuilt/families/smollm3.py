@@ -32,6 +32,5 @@ FAMILY = replace(
             switch="use_sliding_window",
         ),
         Irrelevant("left by the converter; no code of this family reads it", "max_window_layers"),
-        Irrelevant("only slices the same products", "pretraining_tp"),
     ),
 )

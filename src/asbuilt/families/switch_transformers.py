@@ -133,9 +133,7 @@ FAMILY = Family(
         ),
         _Experts(),
         _Sparse(),
-        Irrelevant(
-            "training only", "router_jitter_noise", "router_z_loss_coef", "router_aux_loss_coef", "add_router_probs"
-        ),
+        Irrelevant("training only", "router_jitter_noise", "add_router_probs"),
         Only("num_selected_experts", 1, reason="each token goes to one expert in this family"),
         Only("batch_prioritized_routing", False, reason="experts take tokens in order in this family"),
         Irrelevant("tokens choose experts, whatever it says", "router_type"),

@@ -1,7 +1,7 @@
 """Caches: one object per layer, allocated from what the part declares to remember, so its bytes are as predicted.
 
 Keys and values may be held in fewer bits than are computed with (`kernels.codes`): a layer then attends to what is
-stored, its new tokens too, so that a pass of one token, of several and of all agree. States keep the compute dtype.
+stored, its new tokens too, so that a pass of one token, of several and of all agree. States are never codes.
 
 Regardless of padding, a token is stored at its own position in its row. If RoPE frequencies depend on the text's
 length, the token ids are stored too (8 bytes per token, not counted by `nbytes`, since they are input rather than

@@ -45,16 +45,19 @@ IRRELEVANT = {
         "token numbers: the tokenizer and generation use them": """
             bos_token_id eos_token_id pad_token_id unk_token_id sep_token_id cls_token_id mask_token_id
             decoder_start_token_id forced_bos_token_id forced_eos_token_id tokenizer_class prefix model_max_length
+            padding_idx
         """,
         "training only": """
             initializer_range attention_dropout hidden_dropout hidden_dropout_prob dropout resid_pdrop resid_dropout
             embd_pdrop attn_pdrop classifier_dropout gradient_checkpointing label_smoothing neftune_noise_alpha
+            router_aux_loss_coef router_z_loss_coef z_loss_coefficient aux_loss_alpha seq_aux
         """,
         "what transformers returns or how it computes, not what": """
             use_cache output_attentions output_hidden_states output_past return_dict torchscript use_bfloat16
             tf_legacy_loss chunk_size_feed_forward _attn_implementation attn_implementation
             _attn_implementation_autoset _flash_attn_2_enabled use_flash_attention_2 experts_implementation
             is_decoder tie_last_hidden_states cache_implementation keys_to_ignore_at_inference xla_device
+            output_router_logits num_logits_to_keep pretraining_tp pretraining_pp
         """,
         "names code or settings of other programs": """
             custom_pipelines transformers.js_config
@@ -79,11 +82,17 @@ QUANTIZATION = ("quantization_config", "compression_config", "quantization")
 
 
 def read_common(
-    reader: ConfigReader, family: str, heads: tuple[str, ...], *, encoder_decoder: bool = False, causal: bool = True
+    reader: ConfigReader,
+    family: str,
+    heads: tuple[str, ...] | None,
+    *,
+    encoder_decoder: bool = False,
+    causal: bool = True,
 ) -> str | None:
     """Reads what every config may carry and returns the stored dtype, None where it is not said.
 
-    `heads` are the class names of the language model, the usual one first. Raises InputError for another class, and for
+    `heads` are the class names of the language model, the usual one first; None for a tower, whose class the whole
+    model's decides. Raises InputError for another class, and for
     an encoder unless the family is one of `encoder_decoder` models, for none if it is, and for bidirectional attention
     unless the family is not `causal`. How weights are quantised is not what the model is: `read_config`
     keeps it beside.
@@ -113,7 +122,10 @@ def read_common(
     return _dtype(reader)
 
 
-def _check_architectures(reader: ConfigReader, heads: tuple[str, ...]) -> None:
+def _check_architectures(reader: ConfigReader, heads: tuple[str, ...] | None) -> None:
+    if heads is None:
+        reader.irrelevant("architectures", "the whole model's class decides what a tower is built as")
+        return
     if not reader.given("architectures"):
         return  # the causal language model is meant
     named = reader.config["architectures"]

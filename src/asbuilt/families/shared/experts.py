@@ -15,11 +15,7 @@ from asbuilt.spec.experts import GroupScore
 # published models have 61 layers of 384 experts.
 MOST_EXPERTS = 2**18
 EPS = 1e-20  # of the sum that chosen scores are divided by, in DeepSeek's routers and those after them
-TRAINING = Irrelevant("training only", "output_router_logits", "router_aux_loss_coef", "router_jitter_noise")
-
-GROUPED_TRAINING = Irrelevant(
-    "training only", "output_router_logits", "router_aux_loss_coef", "aux_loss_alpha", "seq_aux"
-)
+TRAINING = Irrelevant("training only", "router_jitter_noise")
 
 
 def counts(key: str, *also: str, n_experts: Any = REQUIRED, top_k: Any = REQUIRED) -> tuple[Key, ...]:  # noqa: ANN401
@@ -71,7 +67,7 @@ def routed(*keys: Key, **fixed: Any) -> Group:  # noqa: ANN401
 
 def corrected(*keys: Key, scale: float) -> Group:
     """Returns the keys of a router as DeepSeek-V3 has it, whose scores are multiplied by `scale` unless said."""
-    more = (GROUPED_TRAINING, *keys, renormalise(True), routed_scale(scale))
+    more = (*keys, renormalise(True), routed_scale(scale))
     return routed(*more, scoring="sigmoid", correction=True, eps=EPS)
 
 

@@ -153,7 +153,7 @@ def keys(
     """
     return (
         Derived(),
-        Irrelevant("only shares out or slices the same products", "ep_size", "pretraining_tp"),
+        Irrelevant("only shares out the same products", "ep_size"),
         Only("moe_layer_freq", 1, reason="every layer after the dense ones has experts"),
         Only("mlp_bias", False, None, reason="feed-forward parts have no biases here"),
         *WIDTHS,

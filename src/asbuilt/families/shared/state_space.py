@@ -39,7 +39,6 @@ COMPUTED = Irrelevant(
     "chunk_size",
     "use_mamba_kernels",
     "residual_in_fp32",
-    "num_logits_to_keep",
     "use_mambapy",
     "use_associative_scan",
 )

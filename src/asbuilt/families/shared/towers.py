@@ -179,7 +179,7 @@ class Nested:
         inner = found or ConfigReader({}, reader.where, f"{key}.", within=reader)
         inner.only("model_type", self.kind, reason=f"only a {self.kind} is read here")
         inner.irrelevant("tie_word_embeddings", "a tower has no head")
-        read_common(inner, self.kind, ("CLIPTextModel", "CLIPVisionModel", "SiglipTextModel", "SiglipVisionModel"))
+        read_common(inner, self.kind, None)
         own: Values = {}
         for one in self.otherwise if found is None and self.otherwise else self.keys:
             one.read(inner, own)
