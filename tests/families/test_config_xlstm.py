@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -57,7 +58,6 @@ PUBLISHED: dict[str, Any] = {
     "bos_token_id": 0,
     "eos_token_id": 2,
     "pad_token_id": 1,
-    "torch_dtype": "float32",
 }
 SMALL = {"model_type": "xlstm", "vocab_size": 50, "hidden_size": 24, "num_hidden_layers": 2, "num_heads": 2}
 
@@ -71,7 +71,7 @@ def mixer(spec: Model) -> MatrixLSTM:
 
 
 def test_xlstm_7b_is_as_large_as_published() -> None:
-    """Table 7 of the paper: 6,865,424,896 parameters; 8 heads of 256 x 512 in each layer."""
+    """As many parameters as transformers' class of this config has; 8 heads of 256 x 512 in each layer."""
     spec = spec_of(PUBLISHED)
     assert cost.total_parameters(spec) == 6_865_424_896
     part = mixer(spec)
@@ -97,7 +97,7 @@ def test_a_factor_gives_back_its_width(width: int, d_model: int) -> None:
 
 @given(st.integers(1, 9), st.integers(1, 9), st.floats(0.1, 9.0), st.integers(1, 70))
 def test_widths(keys: int, values: int, wide: float, multiple: int) -> None:
-    sizes = {"qk_dim_factor": keys / 12 + 1e-9, "v_dim_factor": values / 12 + 1e-9}
+    sizes: dict[str, Any] = {"qk_dim_factor": keys / 12 + 1e-9, "v_dim_factor": values / 12 + 1e-9}
     spec = spec_of(**sizes, ffn_proj_factor=wide, ffn_round_up_to_multiple_of=multiple)
     assert (mixer(spec).d_key, mixer(spec).d_value) == (keys, values)
     d_ff = next(part.d_ff for _, part in walk(spec) if isinstance(part, GatedMLP))
@@ -115,6 +115,12 @@ def test_what_is_carried_gives_way_to_what_was_changed() -> None:
     made = write_config("xlstm", longer, reading.carried, None)
     assert (made["num_blocks"], made["qk_dim_factor"]) == (3, 0.25)
     assert read_config(made, "x").spec == longer
+
+
+def test_a_head_without_a_cap_has_no_config() -> None:
+    spec = spec_of()
+    with pytest.raises(InputError, match=r"head\.softcap"):
+        write_config("xlstm", replace(spec, head=Head(d_model=24, n_vocab=50)), {}, None)
 
 
 @pytest.mark.parametrize(
@@ -139,4 +145,4 @@ def test_what_is_carried_gives_way_to_what_was_changed() -> None:
 )
 def test_refused(key: str, value: object) -> None:
     with pytest.raises(InputError, match=key):
-        spec_of(**{key: value})
+        spec_of(SMALL | {key: value})

@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from asbuilt.errors import InputError
 from asbuilt.families.shared.family import Family
 from asbuilt.families.shared.hybrid import block, first
 from asbuilt.families.shared.key import Irrelevant, Number, Only, Size, Value, Values, depth, eps
@@ -82,7 +83,9 @@ class Width(Value):
         """Raises InputError where the heads do not divide it."""
         width, heads = values[self.into], values["n_heads"]
         whole = 0 < width <= LARGEST_SIZE and width % heads == 0
-        reader.require(name, whole, f"a factor that makes hidden_size = {values['d_model']} a multiple of {heads} heads")
+        reader.require(
+            name, whole, f"a factor that makes hidden_size = {values['d_model']} a multiple of {heads} heads"
+        )
 
     def write(self, parts: Parts) -> dict[str, Any]:
         """Returns the factor, as it was read if it still gives the width."""
@@ -104,27 +107,28 @@ class _Again:
         return {} if parts.carried.get(self.key) is None else {self.key: getattr(parts, self.into)}
 
 
+INNER = {"ffn_proj_factor": 2.667, "ffn_round_up_to_multiple_of": 64}  # both keys with their defaults
+
+
 class _Inner:
     """The feed-forward's width: a factor on the stream's, rounded up to a multiple.
 
     Both keys are carried, since several pairs say the same.
     """
 
-    usual = {"ffn_proj_factor": 2.667, "ffn_round_up_to_multiple_of": 64}
-
     def read(self, reader: ConfigReader, values: Values) -> None:
-        (key, wide), (of, multiple) = self.usual.items()
+        (key, wide), (of, multiple) = INNER.items()
         wide, multiple = reader.number(key, default=wide), reader.size(of, default=multiple)
         values["d_ff"] = rounded_up(values["d_model"] * wide, int(multiple))
         reader.require(key, 0 < values["d_ff"] <= LARGEST_SIZE, f"a factor that makes a width of 1 to {LARGEST_SIZE}")
-        for name in self.usual:
+        for name in INNER:
             reader.irrelevant(name, "carried, since several pairs of a factor and a multiple are the same width")
 
     def write(self, parts: Parts) -> dict[str, Any]:
-        wide, multiple = (parts.carried.get(name, usual) for name, usual in self.usual.items())
+        wide, multiple = (parts.carried.get(name, usual) for name, usual in INNER.items())
         if rounded_up(parts.d_model * wide, int(multiple)) == parts.d_ff:
             return {}
-        return dict(zip(self.usual, (factor(parts.d_ff, parts.d_model), 1), strict=True))
+        return dict(zip(INNER, (factor(parts.d_ff, parts.d_model), 1), strict=True))
 
 
 def rounded_up(width: float, multiple: int) -> int:
@@ -150,6 +154,13 @@ STEMS = {
     "ffn.body.up": "ffn.proj_up",
     "ffn.body.down": "ffn.proj_down",
 }
+
+
+def _capped(softcap: float | None) -> float:
+    """Returns the cap of a head; raises InputError for one without."""
+    if softcap is None:
+        raise InputError("xlstm needs a cap on logits here", field="head.softcap", value=None)
+    return softcap
 
 
 def _names(spec: Model, family: str) -> TensorTable:
@@ -181,7 +192,7 @@ FAMILY = Family(
         eps("norm_eps", 1e-6),
         Number("eps", "cell_eps", default=1e-6, at=first(MatrixLSTM, "eps")),
         Number("gate_soft_cap", "cap", default=15.0, most=LARGEST_CAP, at=first(MatrixLSTM, "cap")),
-        Number("output_logit_soft_cap", "logit_softcap", default=30.0),
+        Number("output_logit_soft_cap", "logit_softcap", default=30.0, back=_capped),
         Only("tie_word_embeddings", False, reason="this family has a head of its own"),
         Only("use_bias", False, reason="RMSNorms with biases are not supported"),
         Only("add_out_norm", True, reason="transformers norms the last layer's stream whatever this says"),

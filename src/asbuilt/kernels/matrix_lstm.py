@@ -44,9 +44,8 @@ def by_chunks(tokens: Tokens, before: State | None, eps: float, size: int, *, ke
         here_GL = write - total_GL  # the logarithm of a token's weight, as if nothing of the chunk had been forgotten
         largest_GL = torch.maximum(here_GL.cummax(1).values, m[:, None])
         scores = torch.bmm(q, k.transpose(1, 2)) * _weights(here_GL, largest_GL)
-        read = torch.bmm(scores, v)
+        read, kept_GL = torch.bmm(scores, v), (m[:, None] - largest_GL).exp()
         if memory is not None:
-            kept_GL = (m[:, None] - largest_GL).exp()
             read = torch.addcmul(read, torch.bmm(q, memory), kept_GL[..., None])
         made.append(_normalised(read, total_GL + largest_GL, eps))
         if keep or (i + 1) * size < T:
