@@ -103,6 +103,7 @@ from asbuilt.spec import (
     Lora,
     Mamba,
     Mamba2,
+    MatrixLSTM,
     MelEmbedding,
     MelSubsampling,
     Mixer,
@@ -467,6 +468,7 @@ def mixers(d_model: int) -> SearchStrategy[Mixer]:
     return (
         usual
         | lightnings(d_model)
+        | matrix_lstms(d_model)
         | baselines(d_model)
         | recurrences(d_model)
         | state_spaces(d_model)
@@ -500,6 +502,24 @@ def lightnings(draw: DrawFn, d_model: int) -> LightningAttention:
         decay=draw(st.sampled_from((1e-5, 0.3, 1.0))),
         norm=draw(norms(n_heads * d_head)),
         activation=draw(st.sampled_from(ACTIVATIONS)),
+        bias=draw(st.booleans()),
+        output_bias=draw(st.booleans()),
+    )
+
+
+@cache
+@st.composite
+def matrix_lstms(draw: DrawFn, d_model: int) -> MatrixLSTM:
+    """The mLSTM, with gates capped narrowly or widely."""
+    n_heads, d_value = draw(st.integers(1, 4)), draw(st.integers(2, 6))
+    return MatrixLSTM(
+        d_model=d_model,
+        n_heads=n_heads,
+        d_key=draw(st.integers(1, 5)),
+        d_value=d_value,
+        norm=HeadNorm(d=d_value, n_heads=n_heads, eps=draw(EPS), bias=draw(st.booleans())),
+        cap=draw(st.sampled_from((0.5, 15.0))),
+        eps=draw(st.sampled_from((1e-6, 0.1))),
         bias=draw(st.booleans()),
         output_bias=draw(st.booleans()),
     )

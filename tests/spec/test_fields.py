@@ -58,6 +58,7 @@ from asbuilt.spec import (
     Lora,
     Mamba,
     Mamba2,
+    MatrixLSTM,
     MelSubsampling,
     Model,
     Packed,
@@ -150,6 +151,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "eps": 1e-5,
         "dt_min": 0.0,
     },
+    "MatrixLSTM": {"cap": 15.0, "eps": 1e-6, "bias": False, "output_bias": False},
     "MLP": {"bias": False},
     "MLPProjector": {"bias": False, "merge": 1, "stack": 1, "merging": False, "every": 1},
     "GridConvolution": {"stride": 1, "apart": False, "bias": False, "activated": False},
@@ -295,6 +297,7 @@ def examples() -> dict[type[Part], Part]:
         d_model=6, n_heads=2, d_head=4, q_rank=3, window=3, groups=1, o_rank=2, compressor=entries
     )
     found[HeadNorm] = HeadNorm(d=3, n_heads=2)
+    found[MatrixLSTM] = MatrixLSTM(d_model=6, n_heads=2, d_key=4, d_value=3, norm=HeadNorm(d=3, n_heads=2))
     found[HyperConnection] = HyperConnection(n_streams=2, d_model=6)
     found[StreamMerge] = StreamMerge(n_streams=2, d_model=6)
     found[AlternatingUpdates] = AlternatingUpdates(n_streams=2, d_model=6, norm=RMSNorm(d=6))
@@ -393,6 +396,7 @@ KEPT = {
     "down",
     "dropped",
     "first",
+    "forget gate",
     "future",
     "gate",
     "gate and steps",
@@ -407,6 +411,7 @@ KEPT = {
     "hidden",
     "i",
     "input",
+    "input gate",
     "k",
     "k mixed",
     "keys",

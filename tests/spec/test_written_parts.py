@@ -73,6 +73,7 @@ def examples() -> dict[str, Part]:
         d_model=6, n_heads=2, d_head=4, q_rank=3, window=3, groups=1, o_rank=2, compressor=entries
     )
     found["HeadNorm"] = spec.HeadNorm(d=3, n_heads=2)
+    found["MatrixLSTM"] = spec.MatrixLSTM(d_model=6, n_heads=2, d_key=4, d_value=3, norm=spec.HeadNorm(d=3, n_heads=2))
     found["SharedChoice"] = spec.SharedChoice(top_k=2)
     found |= {type(part).__name__: part for part in SMALL}
     # without what leaves fewer keys and values: either may be left out

@@ -107,6 +107,7 @@ if TYPE_CHECKING:
         transfo_xl,
         voxtral,
         whisper,
+        xlstm,
         zamba2,
     )
     from asbuilt.families.shared.family import Family
@@ -1372,6 +1373,26 @@ _rwkv7("rwkv7-0.1b-world", layers=12, d_model=768, decay=64, move=32, gate=128)
 _rwkv7("rwkv7-0.4b-world", layers=24, d_model=1024, decay=64, move=32, gate=128)
 _rwkv7("rwkv7-1.5b-world", layers=24, d_model=2048, decay=96, move=64, gate=256)
 _rwkv7("rwkv7-2.9b-world", layers=32, d_model=2560, decay=96, move=64, gate=320)
+ROWS["xlstm-7b"] = Entry(
+    name="xlstm-7b",
+    family="xlstm",
+    source="Beck et al. 2025, arXiv 2503.13427; config of NX-AI/xLSTM-7b",
+    dtype="float32",
+    make=lambda: xlstm.build(
+        n_vocab=50304,
+        d_model=4096,
+        n_layers=32,
+        n_heads=8,
+        d_keys=2048,
+        d_values=4096,
+        d_ff=10944,
+        eps=1e-6,
+        cell_eps=1e-6,
+        cap=15.0,
+        logit_softcap=30.0,
+        name="xlstm-7b",
+    ),
+)
 ROWS["recurrentgemma-2b"] = Entry(
     name="recurrentgemma-2b",
     family="recurrent_gemma",

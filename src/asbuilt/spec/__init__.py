@@ -61,6 +61,7 @@ from asbuilt.spec.linear import Linear, Lora, Map, Mapped, Packed
 from asbuilt.spec.linear_attention import LinearAttention
 from asbuilt.spec.mamba import Mamba
 from asbuilt.spec.mamba2 import OUTPUT_GATES, Mamba2
+from asbuilt.spec.matrix_lstm import MatrixLSTM
 from asbuilt.spec.mixer import Mixer
 from asbuilt.spec.model import AnyHead, Embedding, Input, Model
 from asbuilt.spec.norms import Gain, HeadNorm, LayerNorm, Norm, RMSNorm, SoftplusScale
@@ -229,6 +230,7 @@ __all__ = [
     "Mamba2",
     "Map",
     "Mapped",
+    "MatrixLSTM",
     "MelEmbedding",
     "MelSubsampling",
     "Mixer",
