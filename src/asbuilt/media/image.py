@@ -20,9 +20,11 @@ from torch import Tensor
 from asbuilt.errors import InputError
 from asbuilt.families.shared.reader import ConfigReader, is_number, is_whole
 from asbuilt.files import read_object
-from asbuilt.media.cut import MOST_RESIZED, Cut, Grid, Rows, Split
+from asbuilt.media.cut import MOST_RESIZED, Cut, Grid, Padded, Rows, Split
+from asbuilt.media.pieces import WHOLE, Fitted, Stretched
 from asbuilt.media.tiles import Tiling
 from asbuilt.nn.image_grid import Patches
+from asbuilt.nn.pieces import Pieces
 from asbuilt.nn.tiles import Tiles
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 PREPROCESSOR, PROCESSOR = "preprocessor_config.json", "processor_config.json"
 WITHIN = "image_processor"
 LARGEST = 1 << 20  # bytes of a preprocessor_config.json
+LARGEST_TOKENIZER = 1 << 24
 MOST_PIXELS = 100_000_000  # of a file, before any is decoded
 MOST_SIDE = 1 << 14
 MOST_TILES = 256
@@ -45,6 +48,13 @@ TILED = "MllamaImageProcessor"
 SCALED_FIRST = "DINOv3ViTImageProcessor"
 SPLIT = "Lfm2VlImageProcessor"
 ROWS = "PixtralImageProcessor"
+STRETCHED, FITTED = "GotOcr2ImageProcessor", "Llama4ImageProcessor"
+PADDED = "Kimi_K25ImageProcessor"
+BETWEEN = "MiniMaxM3VLImageProcessor"
+WORDS = {BETWEEN: ("]<]start of image[>[", "]<]end of image[>[")}
+# Those whose images transformers resizes with torch alone.
+BY_TORCH = (FITTED, PADDED, BETWEEN)
+TOKENIZER = "tokenizer_config.json"
 DEFAULTS: dict[str, tuple[tuple[Sequence[float], Sequence[float]], int, dict[str, int], bool]] = {
     "CLIPImageProcessor": (CLIP, BICUBIC, {"shortest_edge": 224}, True),
     "CLIPFeatureExtractor": (CLIP, BICUBIC, {"shortest_edge": 224}, True),
@@ -58,6 +68,10 @@ DEFAULTS: dict[str, tuple[tuple[Sequence[float], Sequence[float]], int, dict[str
     ROWS: (CLIP, BICUBIC, {"longest_edge": 1024}, False),
     SPLIT: (HALF, BILINEAR, {"height": 512, "width": 512}, False),
     "Gemma3ImageProcessor": (HALF, BILINEAR, {"height": 224, "width": 224}, False),
+    STRETCHED: (CLIP, BICUBIC, {"height": 384, "width": 384}, False),
+    FITTED: (HALF, BILINEAR, {"height": 336, "width": 336}, False),
+    PADDED: (HALF, BICUBIC, {"max_height": 512, "max_width": 512}, False),
+    BETWEEN: (CLIP, BICUBIC, {"shortest_edge": 4 * 28 * 28, "longest_edge": 451584}, False),
     **dict.fromkeys(GRIDS, (CLIP, BICUBIC, {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}, False)),
 }
 
@@ -68,7 +82,8 @@ class Preparation:
 
     With a `tiling` it is resized within its tiles, padded with zeros below and on the right, and cut into them. With
     `scaled_first` its numbers are not rounded to bytes after it is resized. With a `Split` it is cut into tiles, of
-    which each becomes patches.
+    which each becomes patches; with `pieces`, into tiles that are images for the tower. What is `by_torch` is resized
+    in bytes with torch's weights, which are rounded to other bits than Pillow's.
     """
 
     mean: tuple[float, ...]
@@ -80,7 +95,9 @@ class Preparation:
     crop: tuple[int, int] | None = None
     cut: Cut | None = None
     tiling: Tiling | None = None
+    pieces: Stretched | Fitted | None = None
     scaled_first: bool = False
+    by_torch: bool = False
 
     @classmethod
     def read(cls, folder: Path) -> Preparation:
@@ -97,10 +114,19 @@ class Preparation:
             "mean": _numbers(reader, "image_mean", mean) if normalises else (0.0,) * 3,
             "std": _numbers(reader, "image_std", std) if normalises else (1.0,) * 3,
             "resample": number,
+            "by_torch": kind in BY_TORCH,
         }
-        if kind in GRIDS:
+        if kind in BY_TORCH:
+            reader.require("resample", number in (BILINEAR, BICUBIC), "2 (bilinear) or 3 (bicubic)")
+        if kind in (*GRIDS, BETWEEN, PADDED):
             reader.require("do_resize", resizes, "true: images are resized to whole squares of patches")
-            made["cut"] = _cut(reader, size)
+            reader.require("do_center_crop", not crops, "false: images of this kind are not cropped")
+            made["cut"] = _padded(reader, size) if kind == PADDED else _cut(reader, size, WORDS.get(kind, ()))
+        elif kind in (STRETCHED, FITTED):
+            reader.require("do_resize", resizes, "true: images are resized to tiles")
+            reader.require("do_center_crop", not crops, "false: images of this kind are not cropped")
+            read = _stretched if kind == STRETCHED else _fitted
+            made["pieces"] = read(reader, ConfigReader(outer, PROCESSOR), size, folder)
         elif kind == ROWS:
             reader.require("do_resize", resizes, "true: images are resized to whole squares of patches")
             reader.require("do_center_crop", not crops, "false: images of this kind are not cropped")
@@ -119,13 +145,15 @@ class Preparation:
         reader.finish()
         return cls(**made)
 
-    def of(self, images: Sequence[str | Path | Image]) -> Tensor | Patches | Tiles:
-        """Returns pixels (N, C, H, W), or patches and grids, or tiles and tilings.
+    def of(self, images: Sequence[str | Path | Image]) -> Tensor | Patches | Pieces | Tiles:
+        """Returns pixels (N, C, H, W), or patches and grids, or pictures in pieces, or tiles and tilings.
 
         Raises InputError for an image that cannot be read.
         """
         if self.tiling is not None:
             return self._tiled([opened(image) for image in images], self.tiling)
+        if self.pieces is not None:
+            return self._pieces([opened(image) for image in images], self.pieces)
         if isinstance(self.cut, Split):
             return self._splits([opened(image) for image in images], self.cut)
         read = [self.pixels(opened(image)) for image in images]
@@ -142,6 +170,25 @@ class Preparation:
         shapes = [tiling.shape(image.height, image.width) for image in images]
         values = [tiling.tiles(self.pixels(one, shape), shape) for one, shape in zip(images, shapes, strict=True)]
         return Tiles(torch.stack(values), tuple(shapes))
+
+    def _pieces(self, images: Sequence[Image], how: Stretched | Fitted) -> Pieces:
+        found: list[Tensor] = []
+        shapes = [how.shape(image.height, image.width) for image in images]
+        for image, shape in zip(images, shapes, strict=True):
+            inner, (high, wide) = how.inside(image.height, image.width, shape), how.tile
+            large = self._resized(image, inner)
+            canvas = F.pad(large, (0, shape[1] * wide - inner[1], 0, shape[0] * high - inner[0]))
+            tiles = [tile for row in canvas.split(high, 1) for tile in row.split(wide, 2)]
+            found += [*tiles, self._resized(image, how.tile)] if len(tiles) > 1 else tiles
+        scaled = self._scaled_shortly if isinstance(how, Fitted) else self._scaled
+        return Pieces(scaled(torch.stack(found)), tuple(map(how.text, shapes)), how.mark)
+
+    def _resized(self, image: Image, size: tuple[int, int]) -> Tensor:
+        """Returns an image of a height and width in bytes."""
+        if self.by_torch:
+            return self._interpolated(_bytes(image), size)
+        same = size == (image.height, image.width)
+        return _bytes(image if same else image.resize((size[1], size[0]), resample=self.resample))  # type: ignore[arg-type]  # pyright: ignore
 
     def _splits(self, images: Sequence[Image], cut: Split) -> Patches:
         found: list[tuple[Tensor, Grid]] = []
@@ -171,9 +218,18 @@ class Preparation:
         mean, std = (torch.tensor(values)[:, None, None] for values in (self.mean, self.std))
         return ((x_CHW if self.factor is None else x_CHW * self.factor) - mean) / std
 
+    def _scaled_shortly(self, x: Tensor) -> Tensor:
+        """Returns the numbers that each step rounds to 16 bits, as in the published code of Llama 4."""
+        factor = 1.0 if self.factor is None else self.factor
+        mean, std = (torch.tensor(values, dtype=torch.bfloat16)[:, None, None] for values in (self.mean, self.std))
+        return ((x.to(torch.bfloat16) * factor - mean) / std).to(torch.float32)
+
     def pixels(self, image: Image, tiles: tuple[int, int] | None = None) -> Tensor:
         """Returns one image (C, H, W) in float32: resized, cropped or padded to `tiles`, scaled and normalised."""
         size = self._size(image.height, image.width)
+        if self.by_torch and self.cut is not None:
+            high, wide = self.cut.padded(*size)
+            return self._scaled(F.pad(self._resized(image, size), (0, wide - size[1], 0, high - size[0])))
         if size != (image.height, image.width) and not self.scaled_first:
             image = image.resize((size[1], size[0]), resample=self.resample)  # type: ignore[arg-type]  # pyright: ignore
         if self.crop is not None:
@@ -277,8 +333,9 @@ def _resized(reader: ConfigReader, usual: Mapping[str, int]) -> dict[str, Any]:
     return {"shortest": said["shortest_edge"]}
 
 
-def _cut(reader: ConfigReader, usual: Mapping[str, int]) -> Cut:
-    said = _whole_of(reader, "size", usual) if reader.given("size") else dict(usual)
+def _cut(reader: ConfigReader, usual: Mapping[str, int], around: tuple[str, ...] = ()) -> Cut:
+    replaced = bool(around) and reader.config.get("size") == [672, 672]  # published, and not read by transformers
+    said = _whole_of(reader, "size", usual) if reader.given("size") and not replaced else dict(usual)
     bounds = [
         reader.size(older, default=said.get(newer, usual[newer]), null=said.get(newer, usual[newer]), most=MOST_RESIZED)
         for older, newer in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge"))
@@ -288,7 +345,62 @@ def _cut(reader: ConfigReader, usual: Mapping[str, int]) -> Cut:
         reader.size(key, default=value, most=256)
         for key, value in (("patch_size", 14), ("temporal_patch_size", 2), ("merge_size", 2))
     ]
-    return Cut(patch=sizes[0], frames=sizes[1], merge=sizes[2], least=bounds[0], most=bounds[1])
+    return Cut(patch=sizes[0], frames=sizes[1], merge=sizes[2], least=bounds[0], most=bounds[1], around=around)
+
+
+def _padded(reader: ConfigReader, usual: Mapping[str, int]) -> Padded:
+    said = _whole_of(reader, "size", usual)
+    square = said.keys() == {"max_height", "max_width"} and len({*said.values()}) == 1
+    reader.require(
+        "size", square and said["max_height"] <= MOST_SIDE, f"an equal max_height and max_width, {MOST_SIDE}"
+    )
+    patch, merge = (reader.size(key, default=n, most=256) for key, n in (("patch_size", 14), ("merge_size", 2)))
+    most = reader.size("max_patches", default=16384, most=MOST_RESIZED)
+    return Padded(patch=patch, frames=1, merge=merge, least=0, most=most, longest=said["max_height"])
+
+
+def _stretched(reader: ConfigReader, outer: ConfigReader, usual: Mapping[str, int], folder: Path) -> Stretched:
+    """Returns how images are stretched to tiles; the tokenizer's settings say which words stand around them."""
+    reader.irrelevant("crop_to_patches", "transformers' InternVLProcessor cuts images whatever it says")
+    tile = _sides(reader, "size", usual)
+    least, most = (reader.size(key, default=n, most=MOST_TILES) for key, n in (("min_patches", 1), ("max_patches", 12)))
+    reader.require("max_patches", least <= most, f"at least min_patches = {least}")
+    _bounded(reader, tile, most)
+    file = folder / TOKENIZER
+    words = ConfigReader(read_object(file, LARGEST_TOKENIZER, finite=False) if file.is_file() else {}, str(file))
+    keys = ("start_image_token", "<img>"), ("end_image_token", "</img>")
+    start, end = (_named(words, key, usual) for key, usual in keys)
+    tokens = outer.size("image_seq_length", default=256, most=MOST_RESIZED)
+    return Stretched(tile=tile, least=least, most=most, tokens=tokens, around=(start, end))
+
+
+def _named(words: ConfigReader, key: str, usual: str) -> str:
+    """Returns the word that a tokenizer's settings give a name, there or among their extra special tokens."""
+    extra = words.config.get("extra_special_tokens")
+    if isinstance(extra, dict) and key in extra and key not in words.config:
+        words = ConfigReader(extra, words.where, "extra_special_tokens.")
+    return words.text(key, default=usual)
+
+
+def _fitted(reader: ConfigReader, outer: ConfigReader, usual: Mapping[str, int], folder: Path) -> Fitted:
+    """Returns how images are fitted on tiles; the settings of texts and images say how many tokens one has."""
+    both = reader.flag("do_rescale", default=True) and reader.flag("do_normalize", default=True)
+    reader.require("do_normalize", both, "true, as do_rescale")
+    tile = _sides(reader, "size", usual)
+    reader.require("size", tile[0] == tile[1], "a square tile")
+    most = reader.size("max_patches", default=16, most=MOST_TILES)
+    _bounded(reader, tile, most)
+    patch = outer.size("patch_size", default=14, most=MOST_SIDE)
+    ratio = outer.number("pixel_shuffle_ratio", default=0.5, above=1 / 256, most=1.0)
+    tokens = (tile[0] // patch) ** 2 // round(1 / ratio**2)
+    outer.require("patch_size", tokens > 0, "such that a tile has a token")
+    mark, largest = outer.text("image_token", default=WHOLE), reader.flag("resize_to_max_canvas", default=False)
+    return Fitted(tile=tile, most=most, tokens=tokens, largest=largest, mark=mark)
+
+
+def _bounded(reader: ConfigReader, tile: tuple[int, int], most: int) -> None:
+    fits = math.prod(tile) * (most + 1) <= MOST_RESIZED
+    reader.require("size", fits, f"tiles of at most {MOST_RESIZED:,} pixels together")
 
 
 def _rows(reader: ConfigReader, outer: Mapping[str, Any], usual: Mapping[str, int]) -> Rows:

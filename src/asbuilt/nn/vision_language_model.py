@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from asbuilt.nn.audio import Sounds
     from asbuilt.nn.cache import Cache
     from asbuilt.nn.image_grid import Patches
+    from asbuilt.nn.pieces import Pieces
     from asbuilt.nn.tiles import Tiles
 
 
@@ -49,7 +50,7 @@ class VisionLanguageModel(LanguageModel):
         *,
         cache: Cache | None = None,
         valid_BT: Tensor | None = None,
-        images: Tensor | Patches | Tiles | None = None,
+        images: Tensor | Patches | Pieces | Tiles | None = None,
         audio: Tensor | Sounds | None = None,
         prefix: tuple[int, ...] | None = None,
         reach: tuple[int, ...] | None = None,
