@@ -73,7 +73,12 @@ def test_tiles_of_internvl_are_those_of_transformers(tmp_path: Path) -> None:
     for _ in range(6):
         least = rng.randrange(1, 4)
         side = {"height": rng.randrange(3, 30), "width": rng.randrange(3, 30)}
-        said = {"size": side, "min_patches": least, "max_patches": least + rng.randrange(12), "resample": 3}
+        said: dict[str, Any] = {
+            "size": side,
+            "min_patches": least,
+            "max_patches": least + rng.randrange(12),
+            "resample": 3,
+        }
         said |= normal(rng)
         given = pictures(rng)
         want = made(**said)(given, crop_to_patches=True, return_tensors="pt")
@@ -99,9 +104,9 @@ def test_tiles_of_llama4_are_those_of_transformers(tmp_path: Path) -> None:
     processor = import_module("transformers.models.llama4.processing_llama4").Llama4Processor
     for i in range(12):
         side = rng.randrange(4, 25) * 2
-        said = {"size": {"height": side, "width": side}, "max_patches": rng.randrange(1, 17)}
+        said: dict[str, Any] = {"size": {"height": side, "width": side}, "max_patches": rng.randrange(1, 17)}
         said |= {"resize_to_max_canvas": i % 3 == 0, "resample": rng.choice([2, 3])} | normal(rng)
-        outer = {"patch_size": 2, "pixel_shuffle_ratio": 0.5}
+        outer: dict[str, Any] = {"patch_size": 2, "pixel_shuffle_ratio": 0.5}
         ours = reading(tmp_path, LLAMA4, outer, **said)
         for given in pictures(rng, 200):
             want, have = kind(**said)([given], return_tensors="pt"), ours.of([given])
@@ -118,7 +123,7 @@ def test_patches_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
     made, rng = theirs(kind), drawn()
     for _ in range(8):
         patch, merge = rng.randrange(2, 6), rng.randrange(1, 4)
-        said = {"patch_size": patch, "merge_size": merge, "resample": rng.choice([2, 3])} | normal(rng)
+        said: dict[str, Any] = {"patch_size": patch, "merge_size": merge, "resample": rng.choice([2, 3])} | normal(rng)
         if kind == KIMI:
             said |= {"max_patches": rng.randrange(1, 300), "size": dict.fromkeys(("max_height", "max_width"), 9)}
         else:
@@ -145,6 +150,7 @@ def squares(rows: torch.Tensor, grids: tuple[tuple[int, int, int], ...], merge: 
 
 
 # Of 336 x 336 pixels: 300 x 900 is enlarged to one row of three tiles by 336 / 300, and stays as wide as it is.
+# 50 x 16.8 is a little less than 840 in 32-bit numbers.
 @pytest.mark.parametrize(
     ("size", "said", "rows", "columns", "inside"),
     [
@@ -152,13 +158,19 @@ def squares(rows: torch.Tensor, grids: tuple[tuple[int, int, int], ...], merge: 
         ((100, 50), {}, 1, 1, (336, 168)),
         ((300, 900), {}, 1, 3, (300, 900)),
         ((3000, 3000), {}, 4, 4, (1344, 1344)),
-        ((100, 50), {"resize_to_max_canvas": True}, 5, 3, (1680, 839)),  # 50 x 16.8 in 32-bit numbers is a little less than 840
+        (
+            (100, 50),
+            {"resize_to_max_canvas": True},
+            5,
+            3,
+            (1680, 839),
+        ),  # 50 x 16.8 in 32-bit numbers is a little less than 840
     ],
 )
 def test_canvases_are_reckoned_by_hand(
     size: tuple[int, int], said: dict[str, Any], rows: int, columns: int, inside: tuple[int, int], tmp_path: Path
 ) -> None:
-    have = reading(tmp_path, LLAMA4, **said).of([Image.new("RGB", size[::-1], (255, 255, 255))])
+    have = reading(tmp_path, LLAMA4, **said).of([Image.new("RGB", (size[1], size[0]), (255, 255, 255))])
     assert isinstance(have, Pieces)
     n = rows * columns
     tiles = have.values[:n].view(rows, columns, 3, 336, 336).permute(2, 0, 3, 1, 4).reshape(3, rows * 336, -1)
@@ -185,7 +197,7 @@ def test_canvases_are_reckoned_by_hand(
 def test_padded_patches_are_reckoned_by_hand(
     size: tuple[int, int], said: dict[str, Any], inside: tuple[int, int], grid: tuple[int, int], tmp_path: Path
 ) -> None:
-    have = reading(tmp_path, KIMI, **said).of([Image.new("RGB", size[::-1], (255, 255, 255))])
+    have = reading(tmp_path, KIMI, **said).of([Image.new("RGB", (size[1], size[0]), (255, 255, 255))])
     assert isinstance(have, Patches)
     assert have.grids == ((1, *grid),)
     assert (have.values == 1).sum() == 3 * inside[0] * inside[1]
@@ -220,9 +232,12 @@ def test_settings_of_pieces_are_refused_by_name(
         reading(tmp_path, kind, **settings)
 
 
+NONE_AND_OLD: tuple[dict[str, Any], ...] = ({}, {"size": [672, 672]})
+
+
 def test_a_size_that_no_processor_reads_is_the_usual_one(tmp_path: Path) -> None:
     given = [noise(drawn(), 700, 1000)]
-    usual, said = (reading(tmp_path, MINIMAX, **more).of(given) for more in ({}, {"size": [672, 672]}))
+    usual, said = (reading(tmp_path, MINIMAX, **more).of(given) for more in NONE_AND_OLD)
     assert isinstance(usual, Patches)
     assert isinstance(said, Patches)
     assert usual.grids == said.grids == ((1, 40, 56),)
