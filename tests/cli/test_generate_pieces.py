@@ -35,6 +35,7 @@ from transformers.models.kimi_k25.configuration_kimi_k25 import Kimi_K25VisionCo
 from transformers.models.minimax_m3_vl.configuration_minimax_m3_vl import MiniMaxM3VLVisionConfig
 
 import asbuilt
+from asbuilt.api.chat import open_chat
 from asbuilt.checkpoint.source import open_model
 from asbuilt.kernels.image_grid import row_by_row
 from asbuilt.media.image import Preparation
@@ -193,6 +194,26 @@ def test_pictures_give_the_tokens_that_transformers_gives(run: Run, family: str,
         assert asbuilt.generate(str(folder), marked, images=files, max_new_tokens=NEW) == tokens
         with pytest.raises(asbuilt.InputError, match="wrong number of image placeholders"):
             asbuilt.generate(str(folder), marked, images=files[:1], max_new_tokens=NEW)
+
+
+TEMPLATE = (
+    "{% for one in messages %}{% if one.content is string %}{{ one.content }}{% else %}{% for part in one.content %}"
+    "{{ '<|image|>' if part.type == 'image' else part.text }}{% endfor %}{% endif %}{% endfor %}"
+)
+
+
+def test_a_chat_has_pictures_where_its_template_writes_the_mark(tmp_path: Path) -> None:
+    folder = tmp_path / "tiny"
+    _folder("llama4", folder)
+    said = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(said | {"chat_template": TEMPLATE}))
+    files = _pictures(tmp_path)
+    chat, _ = open_chat(open_model(folder), context=400, max_new_tokens=NEW)
+    answer = "".join(chat.send(PROMPT, images=files))
+    content = [{"type": "image"}, {"type": "image"}, {"type": "text", "text": PROMPT}]
+    messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
+    assert asbuilt.generate(str(folder), messages, images=files, max_new_tokens=NEW) == answer
+    assert chat.left < 300  # the tokens of both pictures are in the cache
 
 
 def test_what_does_not_fit_is_refused(run: Run, tmp_path: Path) -> None:

@@ -247,3 +247,16 @@ def test_pictures_that_padding_would_make_too_large_are_refused(tmp_path: Path) 
     made = reading(tmp_path, KIMI, patch_size=256, merge_size=256)
     with pytest.raises(InputError, match="too large for its patches"):
         made.of([noise(drawn(), 3, 3)])
+
+
+def test_numbers_of_llama4_are_rounded_to_sixteen_bits_after_each_step(tmp_path: Path) -> None:
+    rng = drawn()
+    given, said = noise(rng, 336, 336), normal(rng)
+    have = reading(tmp_path, LLAMA4, **said).of([given])
+    assert isinstance(have, Pieces)
+    short = lambda x: torch.as_tensor(x, dtype=torch.float32).bfloat16().float()  # noqa: E731
+    bytes_CHW = torch.from_numpy(np.asarray(given).copy()).permute(2, 0, 1).float()
+    mean, std = (short(said[key])[:, None, None] for key in ("image_mean", "image_std"))
+    want = short(short(short(bytes_CHW / 255) - mean) / std)
+    assert (have.values[0] == want).float().mean() > 0.99  # a product with 1/255 may round otherwise than a quotient
+    assert (have.values == short(have.values)).all()
