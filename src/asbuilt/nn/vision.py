@@ -16,7 +16,6 @@ from asbuilt.nn.classifier import last_token
 from asbuilt.nn.feedforward import ACTIVATIONS
 from asbuilt.nn.linear import Linear, Matrix, PartModule
 from asbuilt.nn.norms import normed
-from asbuilt.nn.pieces import Pieces
 from asbuilt.nn.placed import Placed
 from asbuilt.nn.registry import computes, module, optional
 from asbuilt.nn.step import Step
@@ -230,11 +229,11 @@ class Vision(Placed):
             x = (x[:, added:] if kind == "first" else x[:, :-1]).clone(memory_format=torch.contiguous_format)
         return self.projector(x)
 
-    def images(self, pixels: Tensor | Pieces) -> Tensor:
+    def images(self, pixels: Tensor) -> Tensor:
         """Returns (N, C, H, W); raises InputError for images of another size."""
-        return images_of(self.tower, pixels.values if isinstance(pixels, Pieces) else pixels)
+        return images_of(self.tower, pixels)
 
-    def seen(self, images: Tensor | Pieces, kernel: Kernel) -> Seen:
+    def seen(self, images: Tensor, kernel: Kernel) -> Seen:
         """Returns what a text sees of images; raises InputError for images that do not fit."""
         return Seen(self(self.images(images), kernel))
 
