@@ -27,6 +27,7 @@ from asbuilt.nn.cache import require_cache
 if TYPE_CHECKING:
     from asbuilt.checkpoint.source import Source
     from asbuilt.nn.image_grid import Patches
+    from asbuilt.nn.pieces import Pieces
     from asbuilt.nn.tiles import Tiles
     from asbuilt.spec import Model as Spec
 
@@ -70,13 +71,13 @@ def open_chat(
     return made, compute
 
 
-def _sight(source: Source) -> Callable[[Sequence[Any]], Tensor | Patches | Tiles] | None:
+def _sight(source: Source) -> Callable[[Sequence[Any]], Tensor | Patches | Pieces | Tiles] | None:
     """Returns what prepares image files as the folder says; None for a model that does not see."""
     if "images" not in source.spec.reads:
         return None
     folder = _folder(source, "image")
 
-    def see(files: Sequence[Any]) -> Tensor | Patches | Tiles:
+    def see(files: Sequence[Any]) -> Tensor | Patches | Pieces | Tiles:
         from asbuilt.media.image import Preparation
 
         return Preparation.read(folder()).of(files)

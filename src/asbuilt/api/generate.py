@@ -27,6 +27,7 @@ from asbuilt.nn.audio import Sounds
 from asbuilt.nn.cache import require_cache
 from asbuilt.nn.image_grid import Patches
 from asbuilt.nn.model import Model
+from asbuilt.nn.pieces import Pieces
 from asbuilt.nn.tiles import Tiles
 from asbuilt.text import chat
 from asbuilt.text.tokenizer import Tokenizer
@@ -61,7 +62,7 @@ def generate(
     sampling: Sampling = ...,
     stop: Sequence[str] = (),
     audio: Sound | None = None,
-    images: Sequence[Picture] | Tensor | Patches | Tiles | None = None,
+    images: Sequence[Picture] | Tensor | Patches | Pieces | Tiles | None = None,
     dtype: object = None,
     tokenizer: Tokenizer | Source | str | None = None,
     allow_unread: Sequence[str] = (),
@@ -81,7 +82,7 @@ def generate(
     sampling: Sampling = ...,
     stop: Sequence[str] = (),
     audio: Sound | None = None,
-    images: Sequence[Picture] | Tensor | Patches | Tiles | None = None,
+    images: Sequence[Picture] | Tensor | Patches | Pieces | Tiles | None = None,
     dtype: object = None,
     tokenizer: Tokenizer | Source | str | None = None,
     allow_unread: Sequence[str] = (),
@@ -100,7 +101,7 @@ def generate(
     sampling: Sampling = Sampling(),  # noqa: B008  frozen
     stop: Sequence[str] = (),
     audio: Sound | None = None,
-    images: Sequence[Picture] | Tensor | Patches | Tiles | None = None,
+    images: Sequence[Picture] | Tensor | Patches | Pieces | Tiles | None = None,
     dtype: object = None,
     tokenizer: Tokenizer | Source | str | None = None,
     allow_unread: Sequence[str] = (),
@@ -226,10 +227,10 @@ def _heard(source: Source, audio: Sound | None) -> dict[str, Tensor | Sounds]:
 
 
 def _seen(
-    source: Source, images: Sequence[Picture] | Tensor | Patches | Tiles | None
-) -> dict[str, Tensor | Patches | Tiles]:
+    source: Source, images: Sequence[Picture] | Tensor | Patches | Pieces | Tiles | None
+) -> dict[str, Tensor | Patches | Pieces | Tiles]:
     """Returns the option `images` as the model reads them, prepared as the folder says if they are files."""
-    if images is None or isinstance(images, Tensor | Patches | Tiles):
+    if images is None or isinstance(images, Tensor | Patches | Pieces | Tiles):
         return {} if images is None else {"images": images}
     if "images" not in source.spec.reads:
         raise InputError("the model reads no images", field="images", value=len(images))
@@ -247,7 +248,7 @@ def _placed(
     tokenizer: Tokenizer,
     ids: list[int],
     prompt: object,
-    images: Tensor | Patches | Tiles | Sounds,
+    images: Tensor | Patches | Pieces | Tiles | Sounds,
     *,
     sounds: bool = False,
 ) -> list[int]:

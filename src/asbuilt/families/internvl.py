@@ -1,7 +1,7 @@
 """The internvl family: InternViT, squares of patches through a normed MLP, and a qwen2 or qwen3 text.
 
 Chen et al. 2023, InternVL (arXiv 2312.14238); Zhu et al. 2025, InternVL3 (arXiv 2504.10479). An image is one square
-tile here; the processor cuts a large image into several, each with tokens of its own.
+tile here; a large one comes in several (`media/pieces.py`), each with tokens of its own.
 """
 
 from __future__ import annotations

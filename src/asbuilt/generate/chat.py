@@ -19,12 +19,13 @@ from asbuilt.errors import InputError
 from asbuilt.generate.decode import check_prompt
 from asbuilt.generate.finite import require_logits
 from asbuilt.generate.sampling import Sampler, Sampling
-from asbuilt.generate.seeing import stands_for
+from asbuilt.generate.seeing import marked, stands_for
 from asbuilt.generate.text import StopFilter
 from asbuilt.nn.audio import Sounds
 from asbuilt.nn.cache import Cache, Mark, require_cache
 from asbuilt.nn.image_grid import Patches
 from asbuilt.nn.model import Model
+from asbuilt.nn.pieces import Pieces
 from asbuilt.nn.tiles import Tiles
 from asbuilt.spec import VisionLanguageModel
 from asbuilt.spec import model as spec
@@ -33,7 +34,7 @@ from asbuilt.text.chat import encode_chat, turn_ends
 from asbuilt.text.tokenizer import Tokenizer
 
 Ended = Literal["eos", "stop", "length", "context", "stopped"]
-Images: TypeAlias = Tensor | Patches | Tiles
+Images: TypeAlias = Tensor | Patches | Pieces | Tiles
 Audio: TypeAlias = Tensor | Sounds
 CONTEXT = 8192  # tokens of a chat unless it says otherwise, or the model's own context, if that is less
 CHUNK = 512  # tokens of one prefill pass, after which a chat can be stopped
@@ -143,6 +144,7 @@ class Chat:
         if kv_dtype is not None:
             require_cache(model.spec, kv_dtype, model.dtype)
         self._see, self._hear = see, hear
+        self._marks: dict[str, int] = {}  # tokens that a chat template writes for an image, if not the placeholder
         # the tokens that stand for images and sounds are no text
         self.sampling = replace(sampling, suppress=(*sampling.suppress, *self._placeholders().values()))
         self._ends = frozenset((*tokenizer.eos_ids, *eos_ids, *turn_ends(tokenizer)))
@@ -240,7 +242,11 @@ class Chat:
                 what = "images" if name == "images" else "sound"
                 raise InputError(f"the model reads no {what}", field=name, value=len(given), fix="send text alone")
             if given and make is not None and name not in message.taken:
-                message.taken[name] = stands_for(self.model.spec, make(given), self._word, sounds=name == "audio")
+                made = make(given)
+                message.taken[name] = stands_for(self.model.spec, made, self._word, sounds=name == "audio")
+                mark = marked(made, self._word)
+                if mark is not None:
+                    self._marks[name] = mark
 
     def _word(self, word: str) -> list[int]:
         return self.tokenizer.encode(word, special=True)
@@ -250,6 +256,7 @@ class Chat:
         system = [] if self._system is None else [{"role": "system", "content": self._system}]
         ids = encode_chat(self.tokenizer, [*system, *(message.said() for message in messages)])
         for name, place in self._placeholders().items():
+            place = self._marks.get(name, place)
             ids = _expanded(ids, place, [one for message in messages for one in message.taken.get(name, ())], name)
         for start, answer in self._answers:
             if ids[:start] != self._ids[:start]:

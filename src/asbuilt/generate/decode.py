@@ -22,6 +22,7 @@ from asbuilt.nn.audio import Sounds
 from asbuilt.nn.cache import Cache, Mark, require_cache
 from asbuilt.nn.image_grid import Patches
 from asbuilt.nn.model import Model
+from asbuilt.nn.pieces import Pieces
 from asbuilt.nn.tiles import Tiles
 from asbuilt.spec import model as spec
 from asbuilt.spec.part import Kernel
@@ -39,7 +40,7 @@ def generate(
     eos_ids: Sequence[int] = (),
     start: Sequence[int] = (),
     audio: Tensor | Sounds | None = None,
-    images: Tensor | Patches | Tiles | None = None,
+    images: Tensor | Patches | Pieces | Tiles | None = None,
     prefill_chunk: int | None = None,
     kernel: Kernel = "fused",
     draft: Drafter | None = None,
@@ -108,7 +109,7 @@ class _Rows:
     begun: list[list[int]]
     sources: list[list[int]] | None = None
     audio: Tensor | Sounds | None = None
-    images: Tensor | Patches | Tiles | None = None
+    images: Tensor | Patches | Pieces | Tiles | None = None
     placed: bool = False  # whether sounds stand in the texts, in order, as images do
 
     def keep(self, rows: list[int]) -> _Rows:
@@ -379,7 +380,7 @@ def prefill(
     *,
     sources: Sequence[Sequence[int]] | None = None,
     audio: Tensor | Sounds | None = None,
-    images: Tensor | Patches | Tiles | None = None,
+    images: Tensor | Patches | Pieces | Tiles | None = None,
     chunk: int | None = None,
     kernel: Kernel = "fused",
 ) -> Tensor:

@@ -9,13 +9,14 @@ from torch import Tensor
 from asbuilt.errors import InputError
 from asbuilt.nn.audio import Sounds
 from asbuilt.nn.image_grid import Patches
+from asbuilt.nn.pieces import Pieces
 from asbuilt.nn.tiles import Tiles
 from asbuilt.spec import AudioLanguageModel, GridVision, Model, VisionLanguageModel
 
 Encode = Callable[[str], list[int]]  # of a word that stands before an image, to tokens
 
 
-def tokens_per_image(spec: Model, images: Tensor | Patches | Tiles) -> list[int]:
+def tokens_per_image(spec: Model, images: Tensor | Patches | Pieces | Tiles) -> list[int]:
     """Returns how many tokens each image takes in a text; raises InputError for images of another kind.
 
     Of a model that hears alone they are those of its sounds.
@@ -30,7 +31,7 @@ def tokens_per_image(spec: Model, images: Tensor | Patches | Tiles) -> list[int]
         wanted = "patches and grids" if grids else "pixels (N, C, H, W)"
         given = type(images).__name__
         raise InputError("prepared for another kind of model", field="images", value=given, allowed=wanted)
-    if isinstance(images, Tiles):
+    if isinstance(images, Tiles | Pieces):
         return [vision.n_tokens] * len(images)
     if not isinstance(images, Patches):
         return [vision.n_tokens] * len(images.flatten(0, -4))
@@ -47,7 +48,11 @@ def tokens_per_sound(spec: Model, audio: Tensor | Sounds) -> list[int]:
 
 
 def stands_for(
-    spec: Model, images: Tensor | Patches | Tiles | Sounds, encode: Encode | None = None, *, sounds: bool = False
+    spec: Model,
+    images: Tensor | Patches | Pieces | Tiles | Sounds,
+    encode: Encode | None = None,
+    *,
+    sounds: bool = False,
 ) -> list[list[int]]:
     """Returns what stands for each image, or sound if `sounds` are given, in a text: placeholders, and words' tokens.
 
@@ -60,7 +65,11 @@ def stands_for(
         return [[spec.heard.placeholder] * n for n in counts]
     counts = tokens_per_image(spec, images)
     assert isinstance(spec, VisionLanguageModel)
-    place, texts = [spec.vision.placeholder], images.texts if isinstance(images, Patches) else ()
+    place, texts = [spec.vision.placeholder], images.texts if isinstance(images, Patches | Pieces) else ()
+    said = sum(one for text in texts for one in text if isinstance(one, int))
+    if texts and said != sum(counts):
+        allowed = f"{sum(counts)} for {len(counts)} images, as many as the model makes of them"
+        raise InputError("the processor counts other tokens", field="images", value=said, allowed=allowed)
     if not texts:
         return [place * n for n in counts]
     assert encode is not None
@@ -69,10 +78,17 @@ def stands_for(
     ]
 
 
+def marked(images: Tensor | Patches | Pieces | Tiles | Sounds, encode: Encode) -> int | None:
+    """Returns the token of a prompt in whose place an image is put, where that is no placeholder."""
+    word = images.mark if isinstance(images, Pieces) else None
+    tokens = [] if word is None else encode(word)
+    return tokens[0] if len(tokens) == 1 else None
+
+
 def with_placeholders(
     spec: Model,
     ids: Sequence[int],
-    images: Tensor | Patches | Tiles | Sounds,
+    images: Tensor | Patches | Pieces | Tiles | Sounds,
     *,
     after: int = 0,
     around: tuple[list[int], list[int]],
@@ -82,9 +98,10 @@ def with_placeholders(
     """Returns the prompt with what stands for each image, or sound if `sounds` are given.
 
     In a prompt with one placeholder per image it replaces that, one with all of them is unchanged, and one without any
-    has it put in after its first `after` tokens, each image between the tokens `around`. `encode` makes tokens of the
-    words that stand between tiles. Raises InputError for another number. A model that hears alone is given sounds in
-    any case.
+    has it put in after its first `after` tokens, each image between the tokens `around`, unless words are part of what
+    stands for it. What a prompt has for an image may be another word than a placeholder, too. `encode` makes tokens of
+    the words that stand between tiles. Raises InputError for another number. A model that hears alone is given sounds
+    in any case.
     """
     stands = stands_for(spec, images, encode, sounds=sounds)
     heard = isinstance(images, Sounds) or sounds or isinstance(spec, AudioLanguageModel)
@@ -92,7 +109,11 @@ def with_placeholders(
     assert reads is not None
     place: int = reads.placeholder
     held = ids.count(place)
+    if held == 0 and encode is not None and (mark := marked(images, encode)) is not None and mark in ids:
+        place, held = mark, ids.count(mark)
     if held == 0:
+        worded = any(token != place for one in stands for token in one)
+        around = ([], []) if worded else around
         put = [token for one in stands for token in (*around[0], *one, *around[1])]
         return [*ids[:after], *put, *ids[after:]]
     if held == len(stands):

@@ -14,6 +14,7 @@ from asbuilt.generate.sampling import Sampling, Times
 from asbuilt.nn.audio import Sounds
 from asbuilt.nn.image_grid import Patches
 from asbuilt.nn.model import Model
+from asbuilt.nn.pieces import Pieces
 from asbuilt.nn.tiles import Tiles
 from asbuilt.spec.part import Kernel
 from asbuilt.text.chat import encode_chat, turn_ends
@@ -129,7 +130,7 @@ def complete(
     eos_ids: Sequence[int] | None = None,
     start: Sequence[int] = (),
     audio: Tensor | Sounds | None = None,
-    images: Tensor | Patches | Tiles | None = None,
+    images: Tensor | Patches | Pieces | Tiles | None = None,
     prefill_chunk: int | None = None,
     kernel: Kernel = "fused",
     draft: Drafter | None = None,

@@ -7,7 +7,7 @@ have the aspect ratio that is nearest to the image's. Ties and rounding are thos
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -24,17 +24,25 @@ BREAK, LAST = "[IMG_BREAK]", "[IMG_END]"
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """How an image becomes patches: pixels per side of a patch, frames, patches per side of a square, pixel bounds."""
+    """How an image becomes patches: pixels per side of a patch, frames, patches per side of a square, pixel bounds.
+
+    In a text it stands between two words `around` it, if there are any.
+    """
 
     patch: int
     frames: int
     merge: int
     least: int
     most: int
+    around: tuple[str, ...] = ()
 
     def text(self, grid: Grid) -> tuple[str | int, ...]:
         """Returns what stands for an image in a text: words, and how many tokens."""
-        return (math.prod(grid) // self.merge**2,)
+        return (*self.around[:1], math.prod(grid) // self.merge**2, *self.around[1:])
+
+    def padded(self, height: int, width: int) -> Sides:
+        """Returns the size of a resized image with zeros below and on the right: none."""
+        return height, width
 
     def size(self, height: int, width: int) -> Sides:
         """Returns the nearest size of whole squares within the bounds; raises InputError for a very long image."""
@@ -98,13 +106,7 @@ class Split(Cut):
         some = range(self.least_tiles, self.most_tiles + 1)
         # Of as many tiles, in the order of a set: there a tie between 1 x 4 and 2 x 2 is decided by it.
         shapes = {(w, h) for n in some for w in range(1, n + 1) for h in range(1, n + 1) if w * h in some}
-        best, nearest = (1, 1), math.inf
-        for columns, rows in sorted(shapes, key=lambda shape: shape[0] * shape[1]):
-            off = abs(width / height - columns / rows)
-            fills = height * width > 0.5 * self.side**2 * rows * columns
-            if off < nearest or (off == nearest and fills):
-                best, nearest = (rows, columns), off
-        return best
+        return nearest_ratio(sorted(shapes, key=math.prod), (height, width), self.side**2)
 
     def tiled(self, tiles: Sides | None, counts: Sequence[int]) -> tuple[str | int, ...]:
         """Returns what stands for an image in a text: words, and the tokens of its tiles, so many of each."""
@@ -138,3 +140,43 @@ class Rows(Cut):
         _, rows, columns = grid
         said = [one for _ in range(rows // self.merge) for one in (columns // self.merge, BREAK)]
         return (*said[:-1], LAST)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Padded(Cut):
+    """Patches of an image that is only ever shrunk, and padded with zeros to whole squares; `longest` is in patches.
+
+    `most` are patches too. Kimi Team 2025, Kimi-VL (arXiv 2504.07491), section 2.1.
+    """
+
+    longest: int
+
+    def size(self, height: int, width: int) -> Sides:
+        """Returns the size within the bounds; raises InputError for what would still be too large when padded."""
+        whole = max(1.0, height // self.patch) * max(1.0, width // self.patch)
+        most = self.longest * self.patch
+        scale = min(1.0, math.sqrt(self.most / whole), most / height, most / width)
+        high, wide = (min(max(1, int(side * scale)), most) for side in (height, width))
+        if math.prod(self.padded(high, wide)) > MOST_RESIZED:
+            raise InputError("too large for its patches", field="image", value=(height, width))
+        return high, wide
+
+    def padded(self, height: int, width: int) -> Sides:
+        """Returns the size in whole squares."""
+        unit = self.patch * self.merge
+        return -(-height // unit) * unit, -(-width // unit) * unit
+
+
+def nearest_ratio(shapes: Iterable[Sides], size: Sides, tile: int) -> Sides:
+    """Returns the rows and columns, of `shapes` of columns and rows, with the ratio nearest to an image's.
+
+    Of equally near ones it is the last, of which with tiles of so many pixels the image fills half.
+    """
+    height, width = size
+    best, nearest = (1, 1), math.inf
+    for columns, rows in shapes:
+        off = abs(width / height - columns / rows)
+        fills = height * width > 0.5 * tile * rows * columns
+        if off < nearest or (off == nearest and fills):
+            best, nearest = (rows, columns), off
+    return best

@@ -18,26 +18,40 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from asbuilt.errors import InputError
-from asbuilt.families.shared.reader import ConfigReader, is_number, is_whole
+from asbuilt.families.shared.reader import ConfigReader, is_number
 from asbuilt.files import read_object
-from asbuilt.media.cut import MOST_RESIZED, Cut, Grid, Rows, Split
+from asbuilt.media.cut import MOST_RESIZED, Cut, Grid, Split
+from asbuilt.media.pieces import Fitted, Stretched
+from asbuilt.media.sizes import (
+    BICUBIC,
+    BILINEAR,
+    MOST_SIDE,
+    PROCESSOR,
+    cut_of,
+    fitted_of,
+    padded_of,
+    rows_of,
+    sides_of,
+    split_of,
+    stretched_of,
+    tiling_of,
+    whole_of,
+)
 from asbuilt.media.tiles import Tiling
 from asbuilt.nn.image_grid import Patches
+from asbuilt.nn.pieces import Pieces
 from asbuilt.nn.tiles import Tiles
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-PREPROCESSOR, PROCESSOR = "preprocessor_config.json", "processor_config.json"
+PREPROCESSOR = "preprocessor_config.json"
 WITHIN = "image_processor"
 LARGEST = 1 << 20  # bytes of a preprocessor_config.json
 MOST_PIXELS = 100_000_000  # of a file, before any is decoded
-MOST_SIDE = 1 << 14
-MOST_TILES = 256
 CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 HALF = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-BILINEAR, BICUBIC = 2, 3  # Pillow's numbers
 FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 # What transformers' classes do where a config is silent: means and deviations, the filter, the size, whether to crop.
 GRIDS = ("Qwen2VLImageProcessor", "Qwen3VLImageProcessor")
@@ -45,6 +59,12 @@ TILED = "MllamaImageProcessor"
 SCALED_FIRST = "DINOv3ViTImageProcessor"
 SPLIT = "Lfm2VlImageProcessor"
 ROWS = "PixtralImageProcessor"
+STRETCHED, FITTED = "GotOcr2ImageProcessor", "Llama4ImageProcessor"
+PADDED = "Kimi_K25ImageProcessor"
+BETWEEN = "MiniMaxM3VLImageProcessor"
+WORDS = {BETWEEN: ("]<]start of image[>[", "]<]end of image[>[")}
+# Those whose images transformers resizes with torch alone.
+BY_TORCH = (FITTED, PADDED, BETWEEN)
 DEFAULTS: dict[str, tuple[tuple[Sequence[float], Sequence[float]], int, dict[str, int], bool]] = {
     "CLIPImageProcessor": (CLIP, BICUBIC, {"shortest_edge": 224}, True),
     "CLIPFeatureExtractor": (CLIP, BICUBIC, {"shortest_edge": 224}, True),
@@ -58,6 +78,10 @@ DEFAULTS: dict[str, tuple[tuple[Sequence[float], Sequence[float]], int, dict[str
     ROWS: (CLIP, BICUBIC, {"longest_edge": 1024}, False),
     SPLIT: (HALF, BILINEAR, {"height": 512, "width": 512}, False),
     "Gemma3ImageProcessor": (HALF, BILINEAR, {"height": 224, "width": 224}, False),
+    STRETCHED: (CLIP, BICUBIC, {"height": 384, "width": 384}, False),
+    FITTED: (HALF, BILINEAR, {"height": 336, "width": 336}, False),
+    PADDED: (HALF, BICUBIC, {"max_height": 512, "max_width": 512}, False),
+    BETWEEN: (CLIP, BICUBIC, {"shortest_edge": 4 * 28 * 28, "longest_edge": 451584}, False),
     **dict.fromkeys(GRIDS, (CLIP, BICUBIC, {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}, False)),
 }
 
@@ -68,7 +92,8 @@ class Preparation:
 
     With a `tiling` it is resized within its tiles, padded with zeros below and on the right, and cut into them. With
     `scaled_first` its numbers are not rounded to bytes after it is resized. With a `Split` it is cut into tiles, of
-    which each becomes patches.
+    which each becomes patches; with `pieces`, into tiles that are images for the tower. What is `by_torch` is resized
+    in bytes with torch's weights, which are rounded to other bits than Pillow's.
     """
 
     mean: tuple[float, ...]
@@ -80,7 +105,9 @@ class Preparation:
     crop: tuple[int, int] | None = None
     cut: Cut | None = None
     tiling: Tiling | None = None
+    pieces: Stretched | Fitted | None = None
     scaled_first: bool = False
+    by_torch: bool = False
 
     @classmethod
     def read(cls, folder: Path) -> Preparation:
@@ -97,35 +124,46 @@ class Preparation:
             "mean": _numbers(reader, "image_mean", mean) if normalises else (0.0,) * 3,
             "std": _numbers(reader, "image_std", std) if normalises else (1.0,) * 3,
             "resample": number,
+            "by_torch": kind in BY_TORCH,
         }
-        if kind in GRIDS:
+        if kind in BY_TORCH:
+            reader.require("resample", number in (BILINEAR, BICUBIC), "2 (bilinear) or 3 (bicubic)")
+        if kind in (*GRIDS, BETWEEN, PADDED):
             reader.require("do_resize", resizes, "true: images are resized to whole squares of patches")
-            made["cut"] = _cut(reader, size)
+            reader.require("do_center_crop", not crops, "false: images of this kind are not cropped")
+            made["cut"] = padded_of(reader, size) if kind == PADDED else cut_of(reader, size, WORDS.get(kind, ()))
+        elif kind in (STRETCHED, FITTED):
+            reader.require("do_resize", resizes, "true: images are resized to tiles")
+            reader.require("do_center_crop", not crops, "false: images of this kind are not cropped")
+            read = stretched_of if kind == STRETCHED else fitted_of
+            made["pieces"] = read(reader, ConfigReader(outer, PROCESSOR), size, folder)
         elif kind == ROWS:
             reader.require("do_resize", resizes, "true: images are resized to whole squares of patches")
             reader.require("do_center_crop", not crops, "false: images of this kind are not cropped")
-            made["cut"] = _rows(reader, outer, size)
+            made["cut"] = rows_of(reader, outer, size)
         elif kind == SPLIT:
-            made["cut"] = _split(reader, number, outer)
+            made["cut"] = split_of(reader, number, outer)
         elif kind == TILED:
             reader.require("do_resize", resizes, "true: images are resized to tiles")
-            made["tiling"] = _tiling(reader, size)
+            made["tiling"] = tiling_of(reader, size)
         else:
             if kind == SCALED_FIRST:
                 made["scaled_first"] = _scaled_first(reader, number, crops, made["factor"])
             made |= _resized(reader, size) if resizes else {}
-            made["crop"] = _sides(reader, "crop_size", {"height": 224, "width": 224}) if crops else None
+            made["crop"] = sides_of(reader, "crop_size", {"height": 224, "width": 224}) if crops else None
         _declare(reader)
         reader.finish()
         return cls(**made)
 
-    def of(self, images: Sequence[str | Path | Image]) -> Tensor | Patches | Tiles:
-        """Returns pixels (N, C, H, W), or patches and grids, or tiles and tilings.
+    def of(self, images: Sequence[str | Path | Image]) -> Tensor | Patches | Pieces | Tiles:
+        """Returns pixels (N, C, H, W), or patches and grids, or pictures in pieces, or tiles and tilings.
 
         Raises InputError for an image that cannot be read.
         """
         if self.tiling is not None:
             return self._tiled([opened(image) for image in images], self.tiling)
+        if self.pieces is not None:
+            return self._pieces([opened(image) for image in images], self.pieces)
         if isinstance(self.cut, Split):
             return self._splits([opened(image) for image in images], self.cut)
         read = [self.pixels(opened(image)) for image in images]
@@ -142,6 +180,25 @@ class Preparation:
         shapes = [tiling.shape(image.height, image.width) for image in images]
         values = [tiling.tiles(self.pixels(one, shape), shape) for one, shape in zip(images, shapes, strict=True)]
         return Tiles(torch.stack(values), tuple(shapes))
+
+    def _pieces(self, images: Sequence[Image], how: Stretched | Fitted) -> Pieces:
+        found: list[Tensor] = []
+        shapes = [how.shape(image.height, image.width) for image in images]
+        for image, shape in zip(images, shapes, strict=True):
+            inner, (high, wide) = how.inside(image.height, image.width, shape), how.tile
+            large = self._resized(image, inner)
+            canvas = F.pad(large, (0, shape[1] * wide - inner[1], 0, shape[0] * high - inner[0]))
+            tiles = [tile for row in canvas.split(high, 1) for tile in row.split(wide, 2)]
+            found += [*tiles, self._resized(image, how.tile)] if len(tiles) > 1 else tiles
+        scaled = self._scaled_shortly if isinstance(how, Fitted) else self._scaled
+        return Pieces(scaled(torch.stack(found)), tuple(map(how.text, shapes)), how.mark)
+
+    def _resized(self, image: Image, size: tuple[int, int]) -> Tensor:
+        """Returns an image of a height and width in bytes."""
+        if self.by_torch:
+            return self._interpolated(_bytes(image), size)
+        same = size == (image.height, image.width)
+        return _bytes(image if same else image.resize((size[1], size[0]), resample=self.resample))  # type: ignore[arg-type]  # pyright: ignore
 
     def _splits(self, images: Sequence[Image], cut: Split) -> Patches:
         found: list[tuple[Tensor, Grid]] = []
@@ -171,9 +228,18 @@ class Preparation:
         mean, std = (torch.tensor(values)[:, None, None] for values in (self.mean, self.std))
         return ((x_CHW if self.factor is None else x_CHW * self.factor) - mean) / std
 
+    def _scaled_shortly(self, x: Tensor) -> Tensor:
+        """Returns the numbers that each step rounds to 16 bits, as in the published code of Llama 4."""
+        factor = 1.0 if self.factor is None else self.factor
+        mean, std = (torch.tensor(values, dtype=torch.bfloat16)[:, None, None] for values in (self.mean, self.std))
+        return ((x.to(torch.bfloat16) * factor - mean) / std).to(torch.float32)
+
     def pixels(self, image: Image, tiles: tuple[int, int] | None = None) -> Tensor:
         """Returns one image (C, H, W) in float32: resized, cropped or padded to `tiles`, scaled and normalised."""
         size = self._size(image.height, image.width)
+        if self.by_torch and self.cut is not None:
+            high, wide = self.cut.padded(*size)
+            return self._scaled(F.pad(self._resized(image, size), (0, wide - size[1], 0, high - size[0])))
         if size != (image.height, image.width) and not self.scaled_first:
             image = image.resize((size[1], size[0]), resample=self.resample)  # type: ignore[arg-type]  # pyright: ignore
         if self.crop is not None:
@@ -252,110 +318,12 @@ def _numbers(reader: ConfigReader, key: str, usual: Sequence[float]) -> tuple[fl
     return tuple(map(float, said))
 
 
-def _whole_of(reader: ConfigReader, key: str, usual: Mapping[str, int]) -> dict[str, int]:
-    """Returns an object of sizes; one number is both sides, or in older configs of CLIP the shortest edge."""
-    said: Any = reader.config[key] if reader.given(key) else dict(usual)
-    if is_whole(said):
-        said = {"shortest_edge": said} if "shortest_edge" in usual else {"height": said, "width": said}
-    ok = isinstance(said, dict) and all(x is None or (is_whole(x) and 1 <= x <= MOST_RESIZED) for x in said.values())
-    reader.require(key, ok, "an object of whole numbers")
-    return {name: value for name, value in said.items() if value is not None}
-
-
-def _sides(reader: ConfigReader, key: str, usual: Mapping[str, int]) -> tuple[int, int]:
-    said = _whole_of(reader, key, usual)
-    ok = said.keys() == {"height", "width"} and max(said.values()) <= MOST_SIDE
-    reader.require(key, ok, f"a height and a width of at most {MOST_SIDE}")
-    return said["height"], said["width"]
-
-
 def _resized(reader: ConfigReader, usual: Mapping[str, int]) -> dict[str, Any]:
-    said = _whole_of(reader, "size", usual)
+    said = whole_of(reader, "size", usual)
     if said.keys() != {"shortest_edge"}:
-        return {"size": _sides(reader, "size", usual)}
+        return {"size": sides_of(reader, "size", usual)}
     reader.require("size", said["shortest_edge"] <= MOST_SIDE, f"an edge of at most {MOST_SIDE}")
     return {"shortest": said["shortest_edge"]}
-
-
-def _cut(reader: ConfigReader, usual: Mapping[str, int]) -> Cut:
-    said = _whole_of(reader, "size", usual) if reader.given("size") else dict(usual)
-    bounds = [
-        reader.size(older, default=said.get(newer, usual[newer]), null=said.get(newer, usual[newer]), most=MOST_RESIZED)
-        for older, newer in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge"))
-    ]
-    reader.require("max_pixels", bounds[0] <= bounds[1], f"at least min_pixels = {bounds[0]}")
-    sizes = [
-        reader.size(key, default=value, most=256)
-        for key, value in (("patch_size", 14), ("temporal_patch_size", 2), ("merge_size", 2))
-    ]
-    return Cut(patch=sizes[0], frames=sizes[1], merge=sizes[2], least=bounds[0], most=bounds[1])
-
-
-def _rows(reader: ConfigReader, outer: Mapping[str, Any], usual: Mapping[str, int]) -> Rows:
-    """Returns how images are divided into rows of patches, squares of which the processor of texts merges.
-
-    Its own file says the patch's size and how many of them are merged along a side, or the settings' `patch_size` does.
-    """
-    said = _whole_of(reader, "size", usual)
-    longest = said.get("longest_edge", said.get("height", 0))
-    square = said.keys() == {"longest_edge"} or (said.keys() == {"height", "width"} and len({*said.values()}) == 1)
-    reader.require("size", square and longest <= MOST_SIDE // 2, f"a longest_edge of at most {MOST_SIDE // 2}")
-    patches = _whole_of(reader, "patch_size", {"height": 16, "width": 16})
-    ok = patches.keys() == {"height", "width"} and len({*patches.values()}) == 1
-    reader.require("patch_size", ok and patches["height"] <= 256, "the same height and width, at most 256")
-    within = ConfigReader(dict(outer), PROCESSOR)
-    patch = within.size("patch_size", default=patches["height"], most=256)
-    merge = within.size("spatial_merge_size", default=1, most=256)
-    reader.only("do_pad", True, False, None, reason="models read as many patches as an image has")
-    return Rows(patch=patch, frames=1, merge=merge, least=0, most=MOST_RESIZED, longest=longest)
-
-
-def _split(reader: ConfigReader, resample: int, outer: Mapping[str, Any]) -> Split:
-    """Returns how images are cut into tiles of patches; raises InputError for what makes no whole squares."""
-    reader.require("resample", resample in (BILINEAR, BICUBIC), "2 (bilinear) or 3 (bicubic)")
-    patch = reader.size("encoder_patch_size", default=16, most=256)
-    merge = reader.size("downsample_factor", default=2, most=256)
-    square = (patch * merge) ** 2
-    most_tokens = MOST_RESIZED // square
-    reader.require("encoder_patch_size", most_tokens > 0, f"squares of at most {MOST_RESIZED:,} pixels")
-    least = reader.size("min_image_tokens", default=64, most=most_tokens)
-    most = reader.size("max_image_tokens", default=256, most=most_tokens)
-    reader.require("max_image_tokens", least <= most, f"at least min_image_tokens = {least}")
-    side = reader.size("tile_size", default=512, most=MOST_SIDE)
-    reader.require("tile_size", side % (patch * merge) == 0, f"a multiple of {patch * merge}, a token's pixels")
-    splits = reader.flag("do_image_splitting", default=True)
-    tiles = [reader.size(key, default=n, most=MOST_TILES) for key, n in (("min_tiles", 2), ("max_tiles", 10))]
-    reader.require("max_tiles", tiles[0] <= tiles[1], f"at least min_tiles = {tiles[0]}")
-    fits = side * side * tiles[1] <= MOST_RESIZED
-    reader.require("tile_size", fits or not splits, f"tiles of at most {MOST_RESIZED:,} pixels together")
-    marked = outer.get("use_image_special_tokens", True)
-    if type(marked) is not bool:
-        raise InputError(field=f"{PROCESSOR}: use_image_special_tokens", value=marked, allowed="true or false")
-    reader.only("do_pad", True, None, reason="models read as many patches as an image has")
-    for key in ("size", "max_num_patches", "max_thumbnail_image_patches", "return_row_col_info"):
-        reader.irrelevant(key, "the other keys say it, or it changes only what transformers returns")
-    return Split(
-        patch=patch,
-        frames=1,
-        merge=merge,
-        least=least * square,
-        most=most * square,
-        side=side,
-        least_tiles=tiles[0] if splits else 1,
-        most_tiles=tiles[1] if splits else 1,
-        thumbnail=reader.flag("use_thumbnail", default=True),
-        tolerance=reader.number("max_pixels_tolerance", default=2.0, most=1e6),
-        marked=marked,
-    )
-
-
-def _tiling(reader: ConfigReader, usual: Mapping[str, int]) -> Tiling:
-    reader.only("do_pad", True, reason="images are padded to whole tiles")
-    high, wide = _sides(reader, "size", usual)
-    reader.require("size", high == wide, "a square tile")
-    most = reader.size("max_image_tiles", default=4, most=MOST_TILES)
-    reader.require("size", high * wide * most <= MOST_RESIZED, f"tiles of at most {MOST_RESIZED:,} pixels together")
-    return Tiling(side=high, most=most)
 
 
 def _scaled_first(reader: ConfigReader, resample: int, crops: bool, factor: float | None) -> bool:

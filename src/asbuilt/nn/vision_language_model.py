@@ -15,6 +15,7 @@ from asbuilt.errors import InputError
 from asbuilt.nn.hearing import Heard, Hearing
 from asbuilt.nn.language_model import LanguageModel
 from asbuilt.nn.own_tokens import Mapped, OwnTokens
+from asbuilt.nn.pieces import Pieces
 from asbuilt.nn.registry import computes
 from asbuilt.nn.step import Step
 from asbuilt.nn.vision import MLPProjector, Vision
@@ -49,7 +50,7 @@ class VisionLanguageModel(LanguageModel):
         *,
         cache: Cache | None = None,
         valid_BT: Tensor | None = None,
-        images: Tensor | Patches | Tiles | None = None,
+        images: Tensor | Patches | Pieces | Tiles | None = None,
         audio: Tensor | Sounds | None = None,
         prefix: tuple[int, ...] | None = None,
         reach: tuple[int, ...] | None = None,
@@ -59,14 +60,15 @@ class VisionLanguageModel(LanguageModel):
     ) -> Tensor:
         """Returns logits (B, T, n_vocab), or (B, 1, n_vocab) of each row's last valid token if `last`.
 
-        `images` are (N, C, H, W) in the order of their placeholders, or (B, n, C, H, W); or the patches of images of
-        any size, or tiles, if the tower reads these. `audio` are spectrograms, if the model hears. `prefix` is how many
-        tokens of each row attend to each other both ways, if the model's prefixes do: by default all that come with
-        images, and none without. Raises InputError for images, sounds and prefixes that do not fit.
+        `images` are (N, C, H, W) in the order of their placeholders, or (B, n, C, H, W), or pieces of pictures; or the
+        patches of images of any size, or tiles, if the tower reads these. `audio` are spectrograms, if the model hears.
+        `prefix` is how many tokens of each row attend to each other both ways, if the model's prefixes do: by default
+        all that come with images, and none without. Raises InputError for images, sounds and prefixes that do not fit.
         """
         deaf = {} if self.hearing is not None else {"audio": audio}
         self.refuse(unread | deaf | ({} if self.vision.part.prefix else {"prefix": prefix}))
         heard = None if audio is None else self.heard(audio, kernel)
+        images = images.values if isinstance(images, Pieces) else images
         seen = None if images is None else self.vision.seen(images, kernel)  # type: ignore[arg-type]  # pyright: ignore
         step = self.begin((tokens_BT.shape[0], tokens_BT.shape[1]), tokens_BT.device, cache, valid_BT, kernel, reach)
         if seen is not None:
