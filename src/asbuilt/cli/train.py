@@ -53,7 +53,7 @@ def train(
     from asbuilt.api.train import train as trained
     from asbuilt.train.export import ADAPTER
 
-    per = "pair" if given.data.preferences else "token"
+    per = "pair" if given.data.preferences or given.data.objective == "contrastive" else "token"
     outcome = trained(given, resume=resume, report=Line(per))
     if int(os.environ.get("RANK", "0")):
         return  # the first of many processes speaks for all
@@ -92,9 +92,8 @@ class Line:
         if at.validation is not None:
             end = "\x1b[K\n" if sys.stderr.isatty() else ""
             bits = "" if at.bits_per_byte is None else f", {at.bits_per_byte:.4f} bits per byte"
-            self._draw(
-                f"step {at.step}/{at.steps}: validation loss {at.validation:.4f} nats per {self._per}{bits}", end
-            )
+            said = f"step {at.step}/{at.steps}: validation loss {at.validation:.4f} nats per {self._per}{bits}"
+            self._draw(said + found(at), end)
             return
         if at.sample is not None:
             end = "\x1b[K\n" if sys.stderr.isatty() else ""
@@ -109,6 +108,14 @@ class Line:
             draw(sys.stderr, f"\r{text}{end}")
         else:
             warn(text)
+
+
+def found(at: Progress) -> str:
+    """Returns how many images and texts were found among all, in words; nothing without such pairs."""
+    if at.texts_found is None or at.images_found is None or not at.candidates:
+        return ""
+    shares = f"{at.texts_found:.1%} of texts and {at.images_found:.1%} of images are found"
+    return f"; among {at.candidates} pairs {shares} (by chance {1 / at.candidates:.1%})"
 
 
 def clock(seconds: float) -> str:
@@ -132,7 +139,7 @@ def _plan(given: Recipe, as_json: bool) -> None:
         _, vocabulary, note = read_data(given, Path(there))
     if note:
         warn(f"warning: {note}")
-    spec = base_spec(given, described(given, vocabulary.n_vocab))
+    spec = base_spec(given, described(given, vocabulary.n_vocab, vocabulary.end_id))
     machine = this_machine(say=lambda text: warn(f"{text} ..."), warn=lambda text: warn(f"warning: {text}"))
     plan = planned(given, spec, machine)
     step = plan.trial.step

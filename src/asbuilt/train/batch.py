@@ -81,6 +81,24 @@ class Preferences(Batch):
         return len(self.ids) // 2
 
 
+@dataclass(frozen=True, kw_only=True)
+class ImageTexts(Batch):
+    """Images and a text for each, in the same order; the targets are the texts' tokens, which are only counted."""
+
+    images: Tensor
+    """Pixels (B, C, H, W)."""
+
+    @property
+    def counted(self) -> int:
+        """Number of terms of the loss: the pairs."""
+        return len(self.ids)
+
+    @property
+    def inputs(self) -> dict[str, Tensor]:
+        """The keyword arguments of the model's `forward` beside the token ids."""
+        return {**super().inputs, "images": self.images}
+
+
 class Data(Protocol):
     """Batches of training and validation."""
 

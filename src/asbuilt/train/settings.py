@@ -15,13 +15,13 @@ PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 Checkpointing = Literal["none", "selective", "full"]
 CHECKPOINTING: tuple[Checkpointing, ...] = get_args(Checkpointing)
 ROLES: tuple[Role, ...] = get_args(Role)
-Objective = Literal["next", "masked", "spans", "prefix", "prefix-encoder", "pairs"]
+Objective = Literal["next", "masked", "spans", "prefix", "prefix-encoder", "pairs", "contrastive"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 Packing = Literal["stream", "documents", "single"]
 PACKINGS: tuple[Packing, ...] = get_args(Packing)
 Plot = Literal["", "svg", "png"]
 PLOTS: tuple[Plot, ...] = get_args(Plot)
-UNPADDED = ("spans", "prefix-encoder", "pairs")  # objectives whose rows are made of one text
+UNPADDED = ("spans", "prefix-encoder", "pairs", "contrastive")  # objectives whose rows are made of one text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,7 @@ class Data:
     preferences: str = ""
     """JSON lines of a prompt with a chosen and a rejected answer, for direct preference optimisation."""
     text: str = ""
-    """A text file, a folder of them, JSON lines, a folder of shards, or python:sources, topics or docstrings."""
+    """A text file, folder, JSON lines or shards; python:sources, topics, docstrings; contrastive: drawn:shapes."""
     tokenizer: str = "characters"
     """characters: one token for each that occurs; bytes; bpe, trained on the text; a tokenizer.json, or its folder."""
     n_vocab: int = 4096
@@ -105,7 +105,7 @@ class Data:
     key: str = "text"
     """What names the text in a line of JSON; pairs have source and target."""
     objective: Objective = "next"
-    """next: the next token; masked; spans: cut-out spans; prefix, prefix-encoder: the rest of a text; pairs."""
+    """next token; masked; spans: cut-out ones; prefix, prefix-encoder: the rest; pairs; contrastive: image and text."""
     rate: float = 0.15
     """Share of the tokens that are masked, or cut out in spans."""
     packing: Packing = "stream"

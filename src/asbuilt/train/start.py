@@ -25,6 +25,10 @@ def run(
                 section, _, key = name.partition(".")
                 asked = getattr(getattr(recipe, section), key)
                 raise InputError("needs a process alone", field=name, value=asked, fix="leave torchrun out")
+        if recipe.data.objective == "contrastive":  # a rank would have to see the pairs of all
+            raise InputError(
+                "needs a process alone", field="data.objective", value="contrastive", fix="leave torchrun out"
+            )
         if recipe.step.precision == "auto":  # each process would time for itself
             raise InputError(
                 "needs a process alone", field="step.precision", value="auto", allowed="fp32 or bf16 under torchrun"

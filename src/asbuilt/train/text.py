@@ -37,7 +37,14 @@ class Vocabulary:
     tokenizer: Tokenizer | None = None
     source: Source | None = None
     """The checkpoint whose tokenizer it is."""
+    beside: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Other files of a folder of the trained model, JSON by name: how images are prepared."""
     ids: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+
+    @property
+    def end_id(self) -> int | None:
+        """The token that ends a text, if it has one."""
+        return self.tokenizer.eos_ids[0] if self.tokenizer is not None and self.tokenizer.eos_ids else None
 
     def byte_lengths(self) -> Tensor:
         """Returns how many bytes of text each token is, (V,): 0 for control tokens."""
