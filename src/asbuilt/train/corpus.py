@@ -65,7 +65,8 @@ def read_corpus(settings: Settings, seed: int, out: Path) -> tuple[Data, Vocabul
 
 def in_memory(settings: Settings) -> bool:
     """Returns whether sequences begin at random places of one text in memory: a plain file's, for the next token."""
-    plain = settings.objective == "next" and settings.packing == "stream" and not settings.separate
+    plain = settings.objective == "next" and settings.packing == "stream"
+    plain = plain and not settings.separate and not settings.document_mask
     path = Path(settings.text)
     whole = not path.is_dir() and path.suffix != JSON_LINES and settings.text not in own_texts.NAMES
     small = not path.is_file() or path.stat().st_size <= LARGEST
@@ -210,7 +211,8 @@ def _objective(settings: Settings, has: Specials, n_vocab: int) -> Objective:
     if settings.objective == "masked":
         never = tuple(id_ for id_ in (has.end, has.pad, has.mask) if id_ is not None)
         mask_id = _required(settings, "mask_token", has.mask)
-        return Masked(context=context, mask_id=mask_id, n_vocab=n_vocab, rate=settings.rate, never=never)
+        rate, apart = settings.rate, settings.document_mask
+        return Masked(context=context, mask_id=mask_id, n_vocab=n_vocab, rate=rate, never=never, apart=apart)
     if settings.objective == "spans":
         end, pad = _required(settings, "eos_token", has.end), _required(settings, "pad_token", has.pad)
         return _spans(settings, has.sentinels, end, pad)
@@ -219,7 +221,7 @@ def _objective(settings: Settings, has: Specials, n_vocab: int) -> Objective:
     if settings.objective == "prefix-encoder":
         pad = _required(settings, "pad_token", has.pad)
         return Prefix(context=context, start_id=pad, pad_id=pad)
-    return NextToken(context=context, separate=settings.separate)
+    return NextToken(context=context, separate=settings.separate, apart=settings.document_mask)
 
 
 def _pairs(settings: Settings, seed: int, root: Path) -> tuple[Data, Vocabulary]:

@@ -30,6 +30,7 @@ from asbuilt.nn.build import build, initialise
 from asbuilt.nn.model import Model
 from asbuilt.spec import DualEncoder
 from asbuilt.spec import Model as ModelSpec
+from asbuilt.spec.documents import require_separable
 from asbuilt.spec.part import Gives
 from asbuilt.train import recipe as recipes
 from asbuilt.train.batch import IGNORED, Data, ImageTexts
@@ -291,6 +292,8 @@ def described(recipe: Recipe, n_vocab: int, end_id: int | None = None) -> Readin
         # the defaults of published configs are tokens of other vocabularies
         reading = replace(reading, carried=dict.fromkeys(GENERATION_KEYS) | reading.carried)
     spec, context = reading.spec, recipe.data.context
+    if recipe.data.document_mask:
+        require_separable(spec)
     wanted = WANTED[recipe.data.objective]
     if spec.gives not in TRAINED or kind_of(spec) != wanted:
         raise InputError(

@@ -112,6 +112,8 @@ class Data:
     """stream: rows are cut anywhere; documents: as many whole ones as fit in a row; single: one in a row."""
     separate: bool = False
     """Whether a document's last token has no loss, rather than the next document's first token as its target."""
+    document_mask: bool = False
+    """Whether the documents of a row do not attend to each other; positions count from each one's first token."""
     context: int = 256
     """Tokens of a sequence; those that an encoder reads, if there is one."""
     target: int = 64
@@ -135,6 +137,12 @@ class Data:
         if self.separate and self.objective != "next":
             allowed = f"false for the objective {self.objective}"
             raise InputError(field="data.separate", value=True, allowed=allowed)
+        if self.document_mask and self.objective not in ("next", "masked"):
+            allowed = f"false for the objective {self.objective}"
+            raise InputError(field="data.document_mask", value=True, allowed=allowed)
+        if self.document_mask and self.packing == "single":
+            problem = "has no effect on rows of one document"
+            raise InputError(problem, field="data.document_mask", value=True, allowed="false")
         if self.packing != "stream" and self.objective in UNPADDED:
             allowed = f"stream for the objective {self.objective}"
             raise InputError(field="data.packing", value=self.packing, allowed=allowed)
