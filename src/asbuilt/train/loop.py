@@ -34,6 +34,7 @@ from asbuilt.spec.documents import require_separable
 from asbuilt.spec.part import Gives
 from asbuilt.train import recipe as recipes
 from asbuilt.train.batch import IGNORED, Data, ImageTexts
+from asbuilt.train.compiled import compile_blocks
 from asbuilt.train.contrastive import Retrieval, retrieval, start_temperature
 from asbuilt.train.corpus import TOKENS, read_corpus
 from asbuilt.train.data import PairData
@@ -244,6 +245,8 @@ def prepare(recipe: Recipe, divide: Callable[[Model], Model] = lambda model: mod
     if recipe.step.precision == "auto":
         precision, why = faster(model, data.batch(0).to(model.device), recipe)
         recipe, said = with_precision(recipe, precision), f"{precision}: {why}"
+    if recipe.step.compile:
+        compile_blocks(model)
     return Run(
         recipe=recipe,
         model=model,

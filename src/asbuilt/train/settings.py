@@ -162,6 +162,8 @@ class Step:
     """Of products: fp32; bf16 by autocast, with weights and optimizer state in fp32; auto, the faster one, measured."""
     checkpointing: Checkpointing = "none"
     """Activation checkpointing: none, selective or full."""
+    compile: bool = False
+    """Whether torch.compile makes kernels of the blocks: takes a minute at the start, and a C++ compiler."""
 
     def __post_init__(self) -> None:
         require_from("step.accumulate", self.accumulate, 1)
@@ -169,6 +171,9 @@ class Step:
         require_from("step.z_loss", self.z_loss, 0.0)
         require_among("step.precision", self.precision, PRECISIONS)
         require_among("step.checkpointing", self.checkpointing, CHECKPOINTING)
+        if self.compile and self.checkpointing != "none":
+            problem = "blocks that are compiled keep what the compiler chooses"
+            raise InputError(problem, field="step.checkpointing", value=self.checkpointing, allowed="none")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,6 +33,8 @@ def run(
             raise InputError(
                 "needs a process alone", field="step.precision", value="auto", allowed="fp32 or bf16 under torchrun"
             )
+        if recipe.step.compile:
+            raise InputError("needs a process alone", field="step.compile", value=True, allowed="false under torchrun")
         for name in ("norms_every", "sample_every"):  # no process has the whole model
             if asked := getattr(recipe.run, name):
                 raise InputError("needs a process alone", field=f"run.{name}", value=asked, allowed="0 under torchrun")
