@@ -80,7 +80,8 @@ class TextData:
 
     def validation(self) -> Iterator[Batch]:
         """Yields the validation text, without a last part shorter than a sequence."""
-        for starts_B in torch.arange(0, max(0, len(self.held_out) - self.context), self.context).split(VALIDATED):
+        starts = torch.tensor(range(0, len(self.held_out) - self.context, self.context), dtype=torch.int64)
+        for starts_B in starts.split(VALIDATED) if len(starts) else ():
             yield self._cut(self.held_out, starts_B)
 
     def _cut(self, ids: Tensor, starts_B: Tensor) -> Batch:
