@@ -102,10 +102,11 @@ def train_step(
         limit_temperature(model)
     routing.gather(ranks)
     routing.correct()
+    paired = isinstance(batches[0], Preferences | ImageTexts)
     return Stepped(
         loss=loss,
         gradient_norm=size,
-        tokens=sum(batch.tokens for batch in batches) if isinstance(batches[0], Preferences | ImageTexts) else counted,
+        tokens=round(ranks.total(sum(batch.tokens for batch in batches))) if paired else counted,
         fullest=routing.fullest,
         auxiliary=routing.auxiliary,
         dropped=routing.dropped,
