@@ -143,8 +143,9 @@ def _plan(given: Recipe, as_json: bool) -> None:
     machine = this_machine(say=lambda text: warn(f"{text} ..."), warn=lambda text: warn(f"warning: {text}"))
     plan = planned(given, spec, machine)
     step = plan.trial.step
-    seconds = plan.tokens / step.tokens * step.seconds
     precision = likely(given, machine)
+    timed = planned(given, spec, machine, narrow=True).trial.step if precision == "bf16" else step
+    seconds = plan.tokens / step.tokens * timed.seconds
     chosen = ", the faster by its products' rate; the run measures it" if given.step.precision == "auto" else ""
     document: dict[str, Any] = {
         "model": plan.model,
@@ -162,7 +163,7 @@ def _plan(given: Recipe, as_json: bool) -> None:
         "fits": plan.fits,
         "precision": precision,
         "seconds": seconds,
-        "seconds_per_step": step.seconds,
+        "seconds_per_step": timed.seconds,
         "ranks": plan.trial.layout.gpus,
         "sent_bytes_per_step": {name: traffic.bytes for name, traffic in step.communication.items()},
     }
@@ -179,7 +180,7 @@ def _plan(given: Recipe, as_json: bool) -> None:
         ("saved activations", size(plan.activation_bytes)),
         ("total memory", f"{size(plan.per_device_bytes)} of {size(plan.trial.memory)}"),
         ("precision of products", f"{precision}{chosen}"),
-        ("time", f"{clock(seconds)}, {step.seconds:.3g} s per step"),
+        ("time", f"{clock(seconds)}, {timed.seconds:.3g} s per step"),
         *((f"sent per step: {name}", size(sent.bytes)) for name, sent in step.communication.items() if sent.bytes),
     ]
     table(f"{plan.model} on {machine.name}; nothing is trained", ("", "planned"), rows)
