@@ -1,6 +1,6 @@
-"""Training speed beside transformers' GPT-2 and Llama (eager), and a plain PyTorch GPT, in one run.
+"""Training speed beside transformers' GPT-2 and Llama (eager, or both compiled), and a plain PyTorch GPT, in one run.
 
-    python benchmarks/train.py [--width 256] [--layers 4] [--context 128] [--batch 4] [--vocab 4096] [--steps 5]
+    python benchmarks/train.py [--width 256] [--layers 4] [--context 128] [--batch 4] [--vocab 4096] [--compile]
 
 With one thread the processor's time is counted, so that other processes disturb little; with more, the clock's. Both
 take turns, round by round, and each round gives a ratio; the median of those is printed, with the rate of products
@@ -15,6 +15,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +28,9 @@ from asbuilt.nn.model import Model
 from asbuilt.spec import Model as Spec
 from asbuilt.spec import Pass
 from asbuilt.train.batch import Batch
+from asbuilt.train.compiled import compile_blocks
 from asbuilt.train.optimizer import optimizers
+from asbuilt.train.precision import narrow_products
 from asbuilt.train.settings import Optimizer
 from asbuilt.train.step import train_step
 
@@ -45,19 +48,24 @@ def specs(o: argparse.Namespace) -> dict[str, Spec]:
     return {"gpt2": gpt2.build(**sizes), "llama": decoder(**sizes)}
 
 
-def ours(model: Model, batch: Batch) -> Callable[[], float]:
+def ours(
+    model: Model, batch: Batch, *, compiled: bool = False, autocast: torch.dtype | None = None
+) -> Callable[[], float]:
     made = optimizers(model, GIVEN)
-    return lambda: train_step(model, [batch], made, clip=1.0).loss
+    if compiled:
+        compile_blocks(model)
+    return lambda: train_step(model, [batch], made, clip=1.0, autocast=autocast).loss
 
 
-def theirs(model: Any, batch: Batch) -> Callable[[], float]:  # noqa: ANN401
+def theirs(model: Any, batch: Batch, autocast: torch.dtype | None = None) -> Callable[[], float]:  # noqa: ANN401
     """A step as a plain loop over the library's class has it."""
     made = torch.optim.AdamW(model.parameters(), lr=GIVEN.lr, betas=GIVEN.betas, weight_decay=0.0, fused=True)
 
     def step() -> float:
         made.zero_grad(set_to_none=True)
-        logits = model(batch.ids, use_cache=False).logits
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten())
+        with nullcontext() if autocast is None else torch.autocast("cpu", autocast):
+            logits = model(batch.ids, use_cache=False).logits
+            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         made.step()
@@ -105,7 +113,7 @@ class PlainGPT(torch.nn.Module):
         return SimpleNamespace(logits=torch.nn.functional.linear(self.norm(x), self.tokens.weight))
 
 
-def pair(family: str, spec: Spec, batch: Batch) -> tuple[Callable[[], float], Callable[[], float]]:
+def pair(family: str, spec: Spec, batch: Batch, *, compiled: bool) -> tuple[Callable[[], float], Callable[[], float]]:
     """The step of our model, and that of transformers' with the same weights."""
     from transformers import AutoModelForCausalLM
 
@@ -116,7 +124,7 @@ def pair(family: str, spec: Spec, batch: Batch) -> tuple[Callable[[], float], Ca
     for one in other.modules():
         if isinstance(one, torch.nn.Dropout):
             one.p = 0.0
-    return ours(model, batch), theirs(other, batch)
+    return ours(model, batch, compiled=compiled), theirs(torch.compile(other) if compiled else other, batch)
 
 
 def seconds(step: Callable[[], float], steps: int) -> float:
@@ -133,13 +141,16 @@ def product_rate() -> float:
     return 2 * 768**3 / seconds(lambda: float((a @ b)[0, 0]), 10)
 
 
-def measured(family: str, spec: Spec, o: argparse.Namespace, *, plain: bool = False) -> str:
+def measured(
+    family: str, spec: Spec, o: argparse.Namespace, *, plain: bool = False, compiled: bool = False, narrow: bool = False
+) -> str:
     ids = torch.randint(spec.n_vocab, (o.batch, o.context + 1), generator=torch.Generator().manual_seed(0))
     batch = Batch(ids=ids[:, :-1], targets=ids[:, 1:])
     if plain:
-        mine, other = ours(build(spec, seed=0), batch), theirs(PlainGPT(o), batch)
+        autocast = torch.bfloat16 if narrow else None
+        mine, other = ours(build(spec, seed=0), batch, autocast=autocast), theirs(PlainGPT(o), batch, autocast)
     else:
-        mine, other = pair(family, spec, batch)
+        mine, other = pair(family, spec, batch, compiled=compiled)
     first = mine(), other()
     assert plain or abs(first[0] - first[1]) < 1e-4, first
     ratios, rates, shares = [], [], []
@@ -150,7 +161,7 @@ def measured(family: str, spec: Spec, o: argparse.Namespace, *, plain: bool = Fa
         rates.append((batch.ids.numel() / one, batch.ids.numel() / two))
         shares.append(flops / one / rate)
     ours_rate, their_rate = (statistics.median(column) for column in zip(*rates, strict=True))
-    beside = "plain PyTorch" if plain else "transformers"
+    beside = ("plain PyTorch" if plain else "transformers") + ", both compiled" * compiled + ", both in bf16" * narrow
     return (
         f"| {family}, beside {beside} | {ours_rate:,.0f} | {their_rate:,.0f} "
         f"| {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) "
@@ -172,13 +183,18 @@ def main() -> None:
         ("threads", 1),
     ):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--compile", action="store_true", help="both compiled too, which takes minutes")
     o = parser.parse_args()
     torch.set_num_threads(o.threads)
     print("| model | asbuilt, tokens/s | the other, tokens/s | ratio, median (range) | of the product rate |")
     print("|---|--:|--:|--:|--:|")
     for family, spec in specs(o).items():
         print(measured(family, spec, o), flush=True)
+        if o.compile:
+            print(measured(family, spec, o, compiled=True), flush=True)
     print(measured("gpt2", specs(o)["gpt2"], o, plain=True), flush=True)
+    if narrow_products(torch.device("cpu")):
+        print(measured("gpt2", specs(o)["gpt2"], o, plain=True, narrow=True), flush=True)
 
 
 if __name__ == "__main__":

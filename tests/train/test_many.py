@@ -17,6 +17,7 @@ import torch
 from many_runs import (
     MACHINE,
     Jobs,
+    billed,
     checkpoint,
     ended,
     environment,
@@ -95,11 +96,13 @@ def test_four_processes_go_on_with_what_others_have_begun(tmp_path: Path) -> Non
     killed_at(from_one, 4)
     jobs = Jobs(tmp_path)
     jobs.add(from_one, resume=True)
-    jobs.add(recipe(tmp_path, "hybrid", *WHOLE, "parallel.shard=2"))
+    hybrid = recipe(tmp_path, "hybrid", *WHOLE, "parallel.shard=2")
+    jobs.add(hybrid, sent=str(tmp_path / "hybrid.json"))
     jobs.add(recipe(tmp_path, "experts", *WHOLE, EXPERTS, *balanced))
     jobs.run(4)
     require_close(tmp_path / "from-one", tmp_path / "one")
     require_close(tmp_path / "hybrid", tmp_path / "one")
+    assert sum(sent(tmp_path / "hybrid.json").values()) == billed(hybrid, 4)["data"]
     require_close(tmp_path / "experts", tmp_path / "one-experts")
 
 
@@ -196,5 +199,8 @@ def test_the_plan_of_many_ranks(tmp_path: Path) -> None:
     assert whole_plan.trial.layout.gpus == 4
     assert whole_plan.tokens == one.tokens
     assert whole_plan.state.total == pytest.approx(one.state.total / 4, rel=0.05)
-    with pytest.raises(InputError, match=r"parallel\.shard: the plan knows"):
-        planned(recipe(tmp_path, "run", "data.batch=4", "parallel.ranks=4", "parallel.shard=2"), spec, MACHINE)
+    halves = planned(recipe(tmp_path, "run", "data.batch=4", "parallel.ranks=4", "parallel.shard=2"), spec, MACHINE)
+    assert halves.trial.layout.hsdp == 2
+    assert halves.state.total == pytest.approx(one.state.total / 2, rel=0.05)
+    with pytest.raises(InputError, match=r"parallel\.shard: must be 0 or a divisor of 4"):
+        planned(recipe(tmp_path, "run", "data.batch=4", "parallel.ranks=4", "parallel.shard=3"), spec, MACHINE)

@@ -14,7 +14,7 @@ from asbuilt.catalog.machine import Machine
 from asbuilt.errors import InputError
 from asbuilt.train import loop, precision, start
 from asbuilt.train.loop import Progress, run
-from asbuilt.train.planned import likely
+from asbuilt.train.planned import likely, planned
 
 
 def timed(monkeypatch: pytest.MonkeyPatch, wide: float, narrow: float) -> None:
@@ -77,6 +77,15 @@ def test_the_dry_run_names_the_likely_one(tmp_path: Path) -> None:
     for rates, wanted in (({"fp32": 1e11, "bf16": 6e11}, "bf16"), ({"fp32": 1e11}, "fp32")):
         machine = Machine(name="here", memory_gb=64, bandwidth=1e10, rates=rates)
         assert likely(recipe, machine) == wanted
+
+
+def test_the_time_in_bf16_is_that_of_its_rate(tmp_path: Path) -> None:
+    """Where products are all that takes time, a rate six times as high takes a sixth of it."""
+    recipe = recipe_for(tmp_path, "run")
+    spec = loop.described(recipe, 99).spec
+    machine = Machine(name="here", memory_gb=64, bandwidth=1e18, rates={"fp32": 1e9, "bf16": 6e9})
+    wide, narrow = (planned(recipe, spec, machine, narrow=one).trial.step.seconds for one in (False, True))
+    assert 4.0 < wide / narrow < 7.0
 
 
 def test_processes_that_share_a_run_are_told_to_choose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

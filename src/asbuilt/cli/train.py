@@ -53,7 +53,7 @@ def train(
     from asbuilt.api.train import train as trained
     from asbuilt.train.export import ADAPTER
 
-    per = "pair" if given.data.preferences else "token"
+    per = "pair" if given.data.preferences or given.data.objective == "contrastive" else "token"
     outcome = trained(given, resume=resume, report=Line(per))
     if int(os.environ.get("RANK", "0")):
         return  # the first of many processes speaks for all
@@ -92,9 +92,8 @@ class Line:
         if at.validation is not None:
             end = "\x1b[K\n" if sys.stderr.isatty() else ""
             bits = "" if at.bits_per_byte is None else f", {at.bits_per_byte:.4f} bits per byte"
-            self._draw(
-                f"step {at.step}/{at.steps}: validation loss {at.validation:.4f} nats per {self._per}{bits}", end
-            )
+            said = f"step {at.step}/{at.steps}: validation loss {at.validation:.4f} nats per {self._per}{bits}"
+            self._draw(said + found(at), end)
             return
         if at.sample is not None:
             end = "\x1b[K\n" if sys.stderr.isatty() else ""
@@ -109,6 +108,14 @@ class Line:
             draw(sys.stderr, f"\r{text}{end}")
         else:
             warn(text)
+
+
+def found(at: Progress) -> str:
+    """Returns how many images and texts were found among all, in words; nothing without such pairs."""
+    if at.texts_found is None or at.images_found is None or not at.candidates:
+        return ""
+    shares = f"{at.texts_found:.1%} of texts and {at.images_found:.1%} of images are found"
+    return f"; among {at.candidates} pairs {shares} (by chance {1 / at.candidates:.1%})"
 
 
 def clock(seconds: float) -> str:
@@ -132,12 +139,13 @@ def _plan(given: Recipe, as_json: bool) -> None:
         _, vocabulary, note = read_data(given, Path(there))
     if note:
         warn(f"warning: {note}")
-    spec = base_spec(given, described(given, vocabulary.n_vocab))
+    spec = base_spec(given, described(given, vocabulary.n_vocab, vocabulary.end_id))
     machine = this_machine(say=lambda text: warn(f"{text} ..."), warn=lambda text: warn(f"warning: {text}"))
     plan = planned(given, spec, machine)
     step = plan.trial.step
-    seconds = plan.tokens / step.tokens * step.seconds
     precision = likely(given, machine)
+    timed = planned(given, spec, machine, narrow=True).trial.step if precision == "bf16" else step
+    seconds = plan.tokens / step.tokens * timed.seconds
     chosen = ", the faster by its products' rate; the run measures it" if given.step.precision == "auto" else ""
     document: dict[str, Any] = {
         "model": plan.model,
@@ -155,7 +163,7 @@ def _plan(given: Recipe, as_json: bool) -> None:
         "fits": plan.fits,
         "precision": precision,
         "seconds": seconds,
-        "seconds_per_step": step.seconds,
+        "seconds_per_step": timed.seconds,
         "ranks": plan.trial.layout.gpus,
         "sent_bytes_per_step": {name: traffic.bytes for name, traffic in step.communication.items()},
     }
@@ -172,7 +180,7 @@ def _plan(given: Recipe, as_json: bool) -> None:
         ("saved activations", size(plan.activation_bytes)),
         ("total memory", f"{size(plan.per_device_bytes)} of {size(plan.trial.memory)}"),
         ("precision of products", f"{precision}{chosen}"),
-        ("time", f"{clock(seconds)}, {step.seconds:.3g} s per step"),
+        ("time", f"{clock(seconds)}, {timed.seconds:.3g} s per step"),
         *((f"sent per step: {name}", size(sent.bytes)) for name, sent in step.communication.items() if sent.bytes),
     ]
     table(f"{plan.model} on {machine.name}; nothing is trained", ("", "planned"), rows)

@@ -141,6 +141,8 @@ def ready(*tensors: Tensor | None, dtype: torch.dtype = torch.float32) -> Any | 
     Not under a dispatch mode either, such as a FLOP counter, which would not see what the library computes.
     """
     global _threads
+    if torch.compiler.is_compiling():  # a compiler cannot look into it
+        return None
     lib = library()
     if lib is None or _off or torch.is_grad_enabled() or torch._C._len_torch_dispatch_stack():
         return None

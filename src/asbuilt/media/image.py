@@ -205,7 +205,7 @@ class Preparation:
         texts: list[tuple[str | int, ...]] = []
         for image in images:
             shape = cut.tiles(image.height, image.width)
-            own = [cut.patches(self._scaled(one)) for one in self._parts(_bytes(image), cut, shape)]
+            own = [cut.patches(self.scaled(one)) for one in self._parts(_bytes(image), cut, shape)]
             texts.append(cut.tiled(shape, [math.prod(grid) // cut.merge**2 for _, grid in own]))
             found += own
         return Patches(torch.cat([values for values, _ in found]), tuple(grid for _, grid in found), tuple(texts))
@@ -223,7 +223,8 @@ class Preparation:
     def _interpolated(self, x_CHW: Tensor, size: tuple[int, int]) -> Tensor:
         return F.interpolate(x_CHW[None], size, mode=FILTERS[self.resample], antialias=True)[0]
 
-    def _scaled(self, x_CHW: Tensor) -> Tensor:
+    def scaled(self, x_CHW: Tensor) -> Tensor:
+        """Returns an image's numbers, 0 to 255, scaled and normalised in float32."""
         x_CHW = x_CHW.to(torch.float32)
         mean, std = (torch.tensor(values)[:, None, None] for values in (self.mean, self.std))
         return ((x_CHW if self.factor is None else x_CHW * self.factor) - mean) / std
@@ -251,7 +252,7 @@ class Preparation:
         if self.scaled_first and size != (image.height, image.width):
             # what comes first matters to no number: resizing is linear, and nothing is rounded
             x = self._interpolated(x, size)
-        return self._scaled(x)
+        return self.scaled(x)
 
     def _size(self, height: int, width: int) -> tuple[int, int]:
         if self.cut is not None:

@@ -76,15 +76,20 @@ class LanguageModel(Model):
         *,
         cache: Cache | None = None,
         valid_BT: Tensor | None = None,
+        documents_BT: Tensor | None = None,
         reach: tuple[int, ...] | None = None,
         last: bool = False,
         kernel: Kernel = "fused",
         **unread: Any,  # noqa: ANN401  # what no forward reads
     ) -> Tensor:
-        """Returns logits (B, T, n_vocab), or (B, 1, n_vocab) of each row's last valid token if `last`."""
+        """Returns logits (B, T, n_vocab), or (B, 1, n_vocab) of each row's last valid token if `last`.
+
+        `documents_BT` numbers the documents of a row, which do not attend to each other; only without a cache.
+        """
         if unread:
             self.refuse(unread)
         step = self.begin((tokens_BT.shape[0], tokens_BT.shape[1]), tokens_BT.device, cache, valid_BT, kernel, reach)
+        self.keep_apart(documents_BT, step)
         return self.run(tokens_BT, step, last)
 
     def looked_up(self, tokens_BT: Tensor, step: Step) -> Tensor:

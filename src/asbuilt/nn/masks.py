@@ -118,6 +118,8 @@ def seen_keys(step: Step, pattern: AttentionPattern, keys_BS: Tensor) -> Tensor:
     if pattern.chunk is not None:
         same = queries // pattern.chunk == keys // pattern.chunk
         seen &= same if pattern.summary is None else same | (keys % pattern.chunk >= pattern.chunk - pattern.summary)
+    if step.documents_BT is not None:
+        seen = seen & (step.documents_BT[:, :, None] == step.documents_BT[:, None, :])
     # padding may attend to nothing, and the softmax of nothing is NaN: let it attend to the first key
     seen[:, :, 0] |= ~seen.any(-1)
     return seen

@@ -26,6 +26,7 @@ from asbuilt.nn.step import Step
 from asbuilt.nn.streams import StreamMerge
 from asbuilt.nn.vision import Projection
 from asbuilt.spec import model as spec
+from asbuilt.spec.documents import require_separable
 from asbuilt.spec.part import Kernel
 
 if TYPE_CHECKING:
@@ -82,6 +83,15 @@ class Model(nn.Module):
                     value=tuple(value.shape) if isinstance(value, Tensor) else value,
                     fix=f"it reads {', '.join(self.spec.reads)}",
                 )
+
+    def keep_apart(self, documents_BT: Tensor | None, step: Step) -> None:
+        """Has the documents of each row not attend to each other; raises InputError where a part cannot."""
+        if documents_BT is None:
+            return
+        require_separable(self.spec)
+        if step.cache is not None:
+            raise InputError("documents share no cache", field="documents_BT", fix="leave the cache out")
+        step.documents_BT = documents_BT
 
     def run(self, tokens_BT: Tensor, step: Step, last: bool) -> Tensor:
         """Returns the output of one step, after recomputing rows that were cached with other RoPE frequencies."""

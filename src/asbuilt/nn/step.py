@@ -48,9 +48,11 @@ class Step:
     `padding_BT` marks tokens that do not attend to each other; a text that reads it across has `after_BT`, 0 for tokens
     before it and 1 from it on, in the dtype of the pass. One without an image is `sourceless`. `coordinates_3BT` are
     the tokens' coordinates, if not their positions, for which an image's placeholders are `adjacent`; `grid` is that of
-    the patches of a pass over images.
+    the patches of a pass over images. Rows of several documents have `documents_BT`, the number of each token's: it
+    attends to those of its own alone, and positions count from the document's first token in the row.
     """
 
+    documents_BT: Tensor | None = None
     tokens_BT: Tensor | None = None
     types_BT: Tensor | None = None
     relative_BH: Tensor | None = None
@@ -116,7 +118,7 @@ class Step:
     @cached_property
     def uniform(self) -> bool:
         """Whether all rows are at the same position, so that no mask per row is needed."""
-        return self.valid_BT is None and len(set(self.past)) == 1
+        return self.documents_BT is None and self.valid_BT is None and len(set(self.past)) == 1
 
     def show(self, grid: Grid) -> None:
         """Tells the grid of rows and columns of the patches of this pass."""
@@ -159,6 +161,8 @@ class Step:
         """Each token's position in its row, (1, T) if all rows agree; padding has the nearest valid position."""
         if self.uniform:
             return torch.arange(self.past[0], self.past[0] + self.tokens, device=self.device)[None]
+        if self.documents_BT is not None:
+            return within(self.documents_BT)
         if self.valid_BT is None:
             return self.past_B1 + torch.arange(self.tokens, device=self.device)
         return (self.past_B1 + self.valid_BT.cumsum(1) - 1).clamp(min=0)
@@ -168,3 +172,11 @@ class Step:
         """`positions_BT` with -1 for padding, which is masked as a key."""
 
         return self.positions_BT if self.valid_BT is None else self.positions_BT.masked_fill(~self.valid_BT, -1)
+
+
+def within(documents_BT: Tensor) -> Tensor:
+    """Returns how many tokens each (B, T) is behind the first one of its run of the same number."""
+    at_T = torch.arange(documents_BT.shape[1], device=documents_BT.device)
+    begins_BT = torch.ones_like(documents_BT, dtype=torch.bool)
+    begins_BT[:, 1:] = documents_BT[:, 1:] != documents_BT[:, :-1]
+    return at_T - (at_T * begins_BT).cummax(1).values

@@ -37,6 +37,7 @@ class TextEncoder(Model):
         cache: Cache | None = None,
         valid_BT: Tensor | None = None,
         types_BT: Tensor | None = None,
+        documents_BT: Tensor | None = None,
         reach: tuple[int, ...] | None = None,
         last: bool = False,
         kernel: Kernel = "fused",
@@ -44,11 +45,13 @@ class TextEncoder(Model):
     ) -> Tensor:
         """Returns the head's output, or the stream (B, T, M); of each row's last valid token if `last`.
 
-        `types_BT` are the tokens' types, if the model has types; 0 by default.
+        `types_BT` are the tokens' types, if the model has types; 0 by default. `documents_BT` numbers the documents
+        of a row, which do not attend to each other.
         """
         self.refuse(unread)
         step = self.begin((tokens_BT.shape[0], tokens_BT.shape[1]), tokens_BT.device, cache, valid_BT, kernel, reach)
         self.take_types(types_BT, step)
+        self.keep_apart(documents_BT, step)
         return self.run(tokens_BT, step, last)
 
     def pooled(

@@ -32,6 +32,8 @@ class Batch:
     """Marks valid tokens (B, T); None without padding."""
     types: Tensor | None = None
     """Token types (B, T), of encoders that have them."""
+    documents: Tensor | None = None
+    """The number of each token's document (B, T), where those of a row do not attend to each other."""
     source: Tensor | None = None
     """Token ids (B, S) that an encoder-decoder's encoder reads."""
     source_valid: Tensor | None = None
@@ -53,6 +55,7 @@ class Batch:
         given = {
             "valid_BT": self.valid,
             "types_BT": self.types,
+            "documents_BT": self.documents,
             "source_BS": self.source,
             "source_valid_BS": self.source_valid,
         }
@@ -79,6 +82,24 @@ class Preferences(Batch):
     def counted(self) -> int:
         """Number of terms of the loss: the pairs."""
         return len(self.ids) // 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageTexts(Batch):
+    """Images and a text for each, in the same order; the targets are the texts' tokens, which are only counted."""
+
+    images: Tensor
+    """Pixels (B, C, H, W)."""
+
+    @property
+    def counted(self) -> int:
+        """Number of terms of the loss: the pairs."""
+        return len(self.ids)
+
+    @property
+    def inputs(self) -> dict[str, Tensor]:
+        """The keyword arguments of the model's `forward` beside the token ids."""
+        return {**super().inputs, "images": self.images}
 
 
 class Data(Protocol):

@@ -65,7 +65,8 @@ def read_corpus(settings: Settings, seed: int, out: Path) -> tuple[Data, Vocabul
 
 def in_memory(settings: Settings) -> bool:
     """Returns whether sequences begin at random places of one text in memory: a plain file's, for the next token."""
-    plain = settings.objective == "next" and settings.packing == "stream" and not settings.separate
+    plain = settings.objective == "next" and settings.packing == "stream"
+    plain = plain and not settings.separate and not settings.document_mask
     path = Path(settings.text)
     whole = not path.is_dir() and path.suffix != JSON_LINES and settings.text not in own_texts.NAMES
     small = not path.is_file() or path.stat().st_size <= LARGEST
@@ -81,7 +82,7 @@ def _sharded(settings: Settings, seed: int, root: Path) -> tuple[Data, Vocabular
         where = _tokenizer(settings, names, root)
         shards = cached_shards(root, names, where, key=settings.key)
         tokenizer = Tokenizer.from_file(where)
-    specials = _specials(tokenizer)
+    specials = specials_of(tokenizer)
     objective = _objective(settings, specials, tokenizer.n_vocab)
     data = shard_data(
         shards,
@@ -92,7 +93,7 @@ def _sharded(settings: Settings, seed: int, root: Path) -> tuple[Data, Vocabular
         packing=settings.packing,
         pad_id=specials.pad or 0,
     )
-    return data, _vocabulary(tokenizer)
+    return data, plain_vocabulary(tokenizer)
 
 
 def _given(settings: Settings, folder: Path) -> tuple[Shards, Tokenizer]:
@@ -120,14 +121,14 @@ def _names(settings: Settings, root: Path) -> list[str]:
 def _tokenizer(settings: Settings, names: Sequence[str], root: Path) -> Path:
     """Returns the tokenizer's file: the one given, or one that is made for the texts, unless it is there already."""
     if settings.tokenizer not in ("characters", "bytes", "bpe"):
-        return _file(settings.tokenizer)
+        return tokenizer_file(settings.tokenizer)
     stats = [(Path(name).name, Path(name).stat().st_size, Path(name).stat().st_mtime_ns) for name in names]
     said = json.dumps([stats, settings.tokenizer, settings.n_vocab, settings.objective, settings.key, _added(settings)])
     folder = root / f"tokenizer-{hashlib.sha256(said.encode()).hexdigest()[:16]}"
     if not (folder / TOKENIZER).is_file():
         keys = (settings.key,) if settings.objective != "pairs" else own_texts.PAIR
         texts = (piece.text for key in keys for piece in sources.pieces(names, key=key))
-        made = _made(settings, texts)
+        made = made_tokenizer(settings, texts)
         try:
             with aside(folder, 0) as partial:
                 made.save(partial)
@@ -137,11 +138,12 @@ def _tokenizer(settings: Settings, names: Sequence[str], root: Path) -> Path:
     return folder / TOKENIZER
 
 
-def _file(name: str) -> Path:
+def tokenizer_file(name: str) -> Path:
+    """Returns the tokenizer.json of this name, or in the folder of this name."""
     return Path(name) / TOKENIZER if Path(name).is_dir() else Path(name)
 
 
-def _made(settings: Settings, texts: own_texts.Texts) -> Tokenizer:
+def made_tokenizer(settings: Settings, texts: own_texts.Texts) -> Tokenizer:
     """Returns a tokenizer of the texts, with the control tokens that the objective needs."""
     sentinels, roles = _added(settings)
     if settings.tokenizer == "characters":
@@ -172,7 +174,8 @@ def _added(settings: Settings) -> tuple[list[str], dict[str, str]]:
     return [SENTINEL.format(number) for number in range(count)], roles
 
 
-def _specials(tokenizer: Tokenizer) -> Specials:
+def specials_of(tokenizer: Tokenizer) -> Specials:
+    """Returns the control tokens of a tokenizer that objectives need."""
     ids = {token.content: id_ for id_, token in tokenizer.special_tokens.items()}
     sentinels: list[int] = []
     while (id_ := ids.get(SENTINEL.format(len(sentinels)))) is not None:
@@ -208,7 +211,8 @@ def _objective(settings: Settings, has: Specials, n_vocab: int) -> Objective:
     if settings.objective == "masked":
         never = tuple(id_ for id_ in (has.end, has.pad, has.mask) if id_ is not None)
         mask_id = _required(settings, "mask_token", has.mask)
-        return Masked(context=context, mask_id=mask_id, n_vocab=n_vocab, rate=settings.rate, never=never)
+        rate, apart = settings.rate, settings.document_mask
+        return Masked(context=context, mask_id=mask_id, n_vocab=n_vocab, rate=rate, never=never, apart=apart)
     if settings.objective == "spans":
         end, pad = _required(settings, "eos_token", has.end), _required(settings, "pad_token", has.pad)
         return _spans(settings, has.sentinels, end, pad)
@@ -217,14 +221,14 @@ def _objective(settings: Settings, has: Specials, n_vocab: int) -> Objective:
     if settings.objective == "prefix-encoder":
         pad = _required(settings, "pad_token", has.pad)
         return Prefix(context=context, start_id=pad, pad_id=pad)
-    return NextToken(context=context, separate=settings.separate)
+    return NextToken(context=context, separate=settings.separate, apart=settings.document_mask)
 
 
 def _pairs(settings: Settings, seed: int, root: Path) -> tuple[Data, Vocabulary]:
     """Returns the pairs of JSON lines with a source and a target."""
     names = _names(settings, root)
     tokenizer = Tokenizer.from_file(_tokenizer(settings, names, root))
-    has = _specials(tokenizer)
+    has = specials_of(tokenizer)
     end, pad = _required(settings, "eos_token", has.end), _required(settings, "pad_token", has.pad)
     pairs = [pair for name in names for pair in _read_pairs(name, tokenizer)]
     at = len(pairs) - round(len(pairs) * settings.validation)
@@ -233,7 +237,7 @@ def _pairs(settings: Settings, seed: int, root: Path) -> tuple[Data, Vocabulary]
     )
     held_out = pairs[at:]
     data = PairData(pairs=pairs[:at], objective=objective, batch_size=settings.batch, seed=seed, held_out=held_out)
-    return data, _vocabulary(tokenizer)
+    return data, plain_vocabulary(tokenizer)
 
 
 def _read_pairs(name: str, tokenizer: Tokenizer) -> Pairs:
@@ -253,5 +257,6 @@ def _read_pairs(name: str, tokenizer: Tokenizer) -> Pairs:
     return found
 
 
-def _vocabulary(tokenizer: Tokenizer) -> Vocabulary:
+def plain_vocabulary(tokenizer: Tokenizer) -> Vocabulary:
+    """Returns a tokenizer as the vocabulary of a run."""
     return Vocabulary(n_vocab=tokenizer.n_vocab, document=json.loads(tokenizer.saved()), tokenizer=tokenizer)

@@ -86,8 +86,7 @@ class ShardData:
     def documents(self, step: int, rank: int = 0, ranks: int = 1) -> Tensor:
         """Returns the number of the document of each token (B, L) of a batch's rows, `PADDING` where there is none.
 
-        For a mask between documents, which the built models do not take: with packed rows a token attends to earlier
-        documents of its row too.
+        Without `apart` of the objective a token attends to earlier documents of its row too.
         """
         return torch.stack([self._cut(self._rows, row)[1] for row in self.rows(step, rank, ranks)])
 
@@ -108,7 +107,8 @@ class ShardData:
 
     @property
     def _told(self) -> bool:
-        return self.packing != "stream" or bool(getattr(self.objective, "separate", False))
+        asked = any(getattr(self.objective, name, False) for name in ("separate", "apart"))
+        return self.packing != "stream" or asked
 
     def _cut(self, rows: _Rows, number: int) -> tuple[Tensor, Tensor]:
         """Returns the ids (L,) of a row and the documents of its tokens, with padding."""

@@ -88,8 +88,8 @@ def _not_staged(model: spec.Model, recipe: Recipe) -> str:
         return "the head is tied to the embedding, which another stage has"
     if recipe.step.accumulate < stages:
         return f"step.accumulate = {recipe.step.accumulate} must be at least as many micro-batches"
-    if data.objective != "next" or data.packing != "stream" or data.chat:
-        return "stages pass on texts without padding alone, of the objective next"
+    if data.objective != "next" or data.packing != "stream" or data.chat or data.document_mask:
+        return "stages pass on texts without padding alone, of the objective next and without document_mask"
     if recipe.parallel.shard != 1:
         return "each rank of a stage holds all of it: parallel.shard must be 1"
     for path, part in walk(model):

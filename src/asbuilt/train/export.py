@@ -39,6 +39,8 @@ def export(recipe: Recipe, model: Model, reading: Reading, vocabulary: Vocabular
                 tokenizer_from=vocabulary.source
                 or Source(kind="folder", name="tokenizer", reading=reading, path=beside),
             )
+            for name, said in vocabulary.beside.items():
+                (fresh / name).write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
         finally:
             shutil.rmtree(beside, ignore_errors=True)
     return folder

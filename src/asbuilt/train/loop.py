@@ -28,15 +28,20 @@ from asbuilt.errors import InputError
 from asbuilt.families import Reading, read_config
 from asbuilt.nn.build import build, initialise
 from asbuilt.nn.model import Model
+from asbuilt.spec import DualEncoder
 from asbuilt.spec import Model as ModelSpec
+from asbuilt.spec.documents import require_separable
 from asbuilt.spec.part import Gives
 from asbuilt.train import recipe as recipes
-from asbuilt.train.batch import IGNORED, Data
+from asbuilt.train.batch import IGNORED, Data, ImageTexts
+from asbuilt.train.compiled import compile_blocks
+from asbuilt.train.contrastive import Retrieval, retrieval, start_temperature
 from asbuilt.train.corpus import TOKENS, read_corpus
 from asbuilt.train.data import PairData
 from asbuilt.train.divisible import require_spread, require_stages, tensor_share
 from asbuilt.train.experts import Routing
 from asbuilt.train.export import ADAPTER, EXPORTED, export
+from asbuilt.train.image_texts import contrastive_data
 from asbuilt.train.norms import Norms, Watched
 from asbuilt.train.optimizer import Optimizers, optimizers
 from asbuilt.train.precision import AUTOCAST, faster
@@ -44,7 +49,7 @@ from asbuilt.train.ranks import ALONE, Ranks
 from asbuilt.train.rate import matrix_rate, training_flops
 from asbuilt.train.recipe import Recipe
 from asbuilt.train.recompute import recompute_blocks
-from asbuilt.train.settings import Precision
+from asbuilt.train.settings import Objective, Precision
 from asbuilt.train.state import Position, checkpoints, load_state, read_recipe, remove_old, save_state
 from asbuilt.train.step import NotFinite, Stepped, evaluate, train_step
 from asbuilt.train.text import Vocabulary
@@ -59,8 +64,9 @@ FREE += ("run.norms_every", "run.sample_every", "run.prompt", "run.sample_tokens
 FREE += ("run.plot", "run.tensorboard", "run.wandb")
 FREE += ("data.chat", "data.preferences")
 FREE_SECTIONS = ("parallel",)  # which processes compute it
-TRAINED: tuple[Gives, ...] = ("logits",)
+TRAINED: tuple[Gives, ...] = ("logits", "similarities")
 DECODER, ENCODER, BOTH = "a decoder", "an encoder", "an encoder-decoder"
+DUAL = "an encoder of texts and one of images, compared without a bias,"
 WANTED = {
     "next": DECODER,
     "prefix": DECODER,
@@ -68,6 +74,7 @@ WANTED = {
     "spans": BOTH,
     "prefix-encoder": BOTH,
     "pairs": BOTH,
+    "contrastive": DUAL,
 }
 
 
@@ -76,7 +83,8 @@ class Progress:
     """What a run reports: of a step or, with a `validation` or a `sample`, of the model after it.
 
     Losses are nats per token; `bits_per_byte` is the validation loss over the bytes of the text, where the model writes
-    one; `mfu` is the share of the rate of a large product (train/rate.py).
+    one; `mfu` is the share of the rate of a large product (train/rate.py). With contrastive pairs `texts_found` is the
+    share of images whose nearest text of the `candidates` is their own, `images_found` that of texts.
     """
 
     step: int
@@ -98,6 +106,9 @@ class Progress:
     updates: dict[str, float] | None = None
     note: str | None = None
     precision: str | None = None
+    texts_found: float | None = None
+    images_found: float | None = None
+    candidates: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +152,8 @@ class Run:
     """FLOPs of the steps since the process began."""
     norms: Norms | None = None
     """Of the last step, where they were asked for."""
+    found: Retrieval | None = None
+    """Of the last validation of contrastive pairs."""
     ranks: Ranks = ALONE
 
     @property
@@ -189,13 +202,16 @@ class Run:
             self.model, batches, rows=given.loss_rows or None, autocast=AUTOCAST[given.precision], ranks=self.ranks
         )
         self.position = replace(self.position, validation=found)
+        pairs = [batch for batch in batches if isinstance(batch, ImageTexts)]
+        self.found = retrieval(self.model, pairs) if pairs else None
         return found
 
     @cached_property
     def bytes_per_token(self) -> float | None:
         """Bytes of the validation text for each of its targets; None where the model writes no text."""
         data = self.recipe.data
-        if data.preferences or data.objective in ("masked", "spans") or self.vocabulary.tokenizer is None:
+        unwritten = data.preferences or data.objective in ("masked", "spans", "contrastive")
+        if unwritten or self.vocabulary.tokenizer is None:
             return None
         lengths_V, nbytes, counted = self.vocabulary.byte_lengths(), 0, 0
         for batch in self.data.validation():
@@ -207,7 +223,7 @@ class Run:
 def prepare(recipe: Recipe, divide: Callable[[Model], Model] = lambda model: model) -> Run:
     """Returns a run at its beginning: data read, model built, initialised, and divided over devices by `divide`."""
     data, vocabulary, note = read_data(recipe, Path(recipe.run.out))
-    reading = described(recipe, vocabulary.n_vocab)
+    reading = described(recipe, vocabulary.n_vocab, vocabulary.end_id)
     # refuse before anything is built
     tensor_share(reading.spec, recipe.parallel.tensor, recipe.parallel.vocabulary)
     require_spread(reading.spec, recipe.parallel.expert)
@@ -218,6 +234,8 @@ def prepare(recipe: Recipe, divide: Callable[[Model], Model] = lambda model: mod
         model = build(reading.spec, seed=None)
         scaled = scales(reading.spec, recipe.model.base_width)
         initialise(model, recipe.run.seed, recipe.model.std, {path: one.std for path, one in scaled.items()})
+        if recipe.data.objective == "contrastive":
+            start_temperature(model)
     Routing(model, recipe.experts)  # refuses losses of experts that are not there
     if recipe.data.preferences:
         data = with_references(recipe, data, model)
@@ -227,6 +245,8 @@ def prepare(recipe: Recipe, divide: Callable[[Model], Model] = lambda model: mod
     if recipe.step.precision == "auto":
         precision, why = faster(model, data.batch(0).to(model.device), recipe)
         recipe, said = with_precision(recipe, precision), f"{precision}: {why}"
+    if recipe.step.compile:
+        compile_blocks(model)
     return Run(
         recipe=recipe,
         model=model,
@@ -249,6 +269,8 @@ def read_data(recipe: Recipe, out: Path) -> tuple[Data, Vocabulary, str]:
     require_tunable(recipe)
     if recipe.data.chat or recipe.data.preferences:
         return chat_data(recipe)
+    if recipe.data.objective == "contrastive":
+        return *contrastive_data(recipe, described), ""
     return *read_corpus(recipe.data, recipe.run.seed, out), ""
 
 
@@ -260,23 +282,28 @@ def with_references(recipe: Recipe, data: Data, model: Model) -> Data:
     return referred(data, model, batches, rows=rows, autocast=AUTOCAST[given.precision])
 
 
-def described(recipe: Recipe, n_vocab: int) -> Reading:
-    """Returns the reading of the recipe's model; raises InputError if it does not suit the data."""
+def described(recipe: Recipe, n_vocab: int, end_id: int | None = None) -> Reading:
+    """Returns the reading of the recipe's model; raises InputError if it does not suit the data.
+
+    A config is completed with the tokenizer's size and, where the text's vector is read at its end, the end token.
+    """
     given = recipe.model
     if given.source:
         reading = open_model(given.source, weights=given.weights).reading
     else:
-        reading = read_config({"vocab_size": n_vocab} | given.config, "model.config")
+        reading = read_config(completed(given.config, recipe.data.objective, n_vocab, end_id), "model.config")
         # the defaults of published configs are tokens of other vocabularies
         reading = replace(reading, carried=dict.fromkeys(GENERATION_KEYS) | reading.carried)
     spec, context = reading.spec, recipe.data.context
+    if recipe.data.document_mask:
+        require_separable(spec)
     wanted = WANTED[recipe.data.objective]
     if spec.gives not in TRAINED or kind_of(spec) != wanted:
         raise InputError(
             f"the objective {recipe.data.objective} does not suit it",
             field="model",
             value=spec.name,
-            allowed=f"{wanted} that gives logits",
+            allowed=f"{wanted} that gives {'similarities' if wanted == DUAL else 'logits'}",
         )
     if spec.n_vocab < n_vocab:
         raise InputError(
@@ -287,11 +314,22 @@ def described(recipe: Recipe, n_vocab: int) -> Reading:
     return reading
 
 
+def completed(config: dict[str, Any], objective: Objective, n_vocab: int, end_id: int | None) -> dict[str, Any]:
+    """Returns the keys of a config with those that the tokenizer says, if they were left out."""
+    if objective != "contrastive":
+        return {"vocab_size": n_vocab} | config
+    text = config.get("text_config", {})
+    said = {"vocab_size": n_vocab, "eos_token_id": end_id}
+    return config | {"text_config": said | text if isinstance(text, dict) else text}
+
+
 def kind_of(spec: ModelSpec) -> str:
     """Returns the kind of model that an objective may ask for; empty for one that also reads images or sounds."""
     more = {*spec.reads} - {"tokens", "types"}
     if more == {"source"}:
         return BOTH
+    if isinstance(spec, DualEncoder) and not spec.vision.bias:  # with one the loss is that of SigLIP
+        return DUAL
     if more:
         return ""
     return DECODER if spec.decodes else ENCODER
@@ -414,8 +452,11 @@ class Loop:
         if found is not None:
             per = self.run.bytes_per_token
             bits = found / math.log(2) / per if per else None
-            at = Progress(step=self.run.position.step, steps=self.settings.steps, validation=found)
-            self._say(log, replace(at, bits_per_byte=bits))
+            at = Progress(step=self.run.position.step, steps=self.settings.steps, validation=found, bits_per_byte=bits)
+            if (pairs := self.run.found) is not None:
+                named = {"texts_found": pairs.texts, "images_found": pairs.images, "candidates": pairs.candidates}
+                at = replace(at, **named)
+            self._say(log, at)
 
     def _sampled(self, log: Any, sample: Sample) -> None:  # noqa: ANN401
         begun = time.perf_counter()

@@ -48,6 +48,8 @@ class NextToken:
     """Tokens that the model reads, T."""
     separate: bool = False
     """Whether the last token of a document has no loss, rather than the next document's first token as its target."""
+    apart: bool = False
+    """Whether the documents of a row do not attend to each other."""
 
     def __post_init__(self) -> None:
         _require("context", self.context, 1)
@@ -64,7 +66,7 @@ class NextToken:
 
     def __call__(self, ids_BL: Tensor, generator: Generator, documents_BL: Tensor | None = None) -> Batch:
         """Returns the batch; nothing is drawn."""
-        targets_BT, valid_BT = ids_BL[:, 1:], None
+        targets_BT, valid_BT, told_BT = ids_BL[:, 1:], None, None
         if documents_BL is not None:
             before_BT, after_BT = documents_BL[:, :-1], documents_BL[:, 1:]
             wrong_BT = after_BT == PADDING
@@ -72,7 +74,8 @@ class NextToken:
                 wrong_BT = wrong_BT | (before_BT != after_BT)
             targets_BT = targets_BT.masked_fill(wrong_BT, IGNORED)
             valid_BT = _unless_all(before_BT != PADDING)
-        return Batch(ids=ids_BL[:, :-1], targets=targets_BT, valid=valid_BT)
+            told_BT = before_BT if self.apart else None
+        return Batch(ids=ids_BL[:, :-1], targets=targets_BT, valid=valid_BT, documents=told_BT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +95,8 @@ class Masked:
     """Probability that a token is a target."""
     never: tuple[int, ...] = ()
     """Ids that are no targets, such as those of [CLS] and [SEP]."""
+    apart: bool = False
+    """Whether the documents of a row do not attend to each other."""
 
     def __post_init__(self) -> None:
         _require("context", self.context, 1)
@@ -122,7 +127,12 @@ class Masked:
         read_BT = torch.where(chosen_BT & (shown_BT < 0.8), self.mask_id, ids_BL)
         read_BT = torch.where(chosen_BT & (shown_BT >= 0.9), random_BT, read_BT)
         targets_BT = ids_BL.masked_fill(~chosen_BT, IGNORED)
-        return Batch(ids=read_BT, targets=targets_BT, valid=None if valid_BT is None else _unless_all(valid_BT))
+        return Batch(
+            ids=read_BT,
+            targets=targets_BT,
+            valid=None if valid_BT is None else _unless_all(valid_BT),
+            documents=documents_BL if self.apart else None,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,10 +14,11 @@ from asbuilt.train.settings import Precision
 OPTIMIZERS = {"sgd": "sgd-momentum"}  # the plan's name, where it is another
 
 
-def planned(recipe: Recipe, spec: Model, machine: Machine) -> TrainPlan:
+def planned(recipe: Recipe, spec: Model, machine: Machine, *, narrow: bool = False) -> TrainPlan:
     """Returns the plan of a recipe's whole run on its `parallel.ranks`, each of them such a machine.
 
-    Adapters are added to the spec. A chat is counted as if it had all of `context`, and a pair as two of them.
+    Adapters are added to the spec. A chat is counted as if it had all of `context`, and a pair as two of them. It is of
+    float32, or if `narrow` of weights in bfloat16, for the time of products that autocast narrows.
     """
     data, step, tune, given = recipe.data, recipe.step, recipe.tune, recipe.parallel
     ranks, shares = ranks_of(recipe), shares_of(recipe)
@@ -40,9 +41,11 @@ def planned(recipe: Recipe, spec: Model, machine: Machine) -> TrainPlan:
         sequence_parallel=False,
         divide_vocabulary=given.vocabulary,
         zero=0 if given.shard == 1 or shares == 1 else 3,
+        hsdp=given.shard if 1 < given.shard < shares else None,
         accumulate=step.accumulate,
         optimizer=OPTIMIZERS.get(recipe.optimizer.name, recipe.optimizer.name),
-        dtype="fp32",  # of weights, gradients and state; autocast narrows products alone
+        dtype="bf16" if narrow else "fp32",  # of weights, gradients and state; autocast narrows products alone
+        gradient_dtype="fp32",
         checkpointing=step.checkpointing,
         chunked_loss=max(1, -(-targets // rows)),
         loss="asbuilt",
@@ -67,17 +70,12 @@ def likely(recipe: Recipe, machine: Machine) -> Precision:
 
 
 def shares_of(recipe: Recipe) -> int:
-    """Returns into how many shares a batch is divided; raises InputError if the plan knows no such division."""
+    """Returns into how many shares a batch is divided; raises InputError if they are not equal."""
     given, batch = recipe.parallel, recipe.data.batch
     ranks = ranks_of(recipe)
     shares = copies(recipe, ranks)
-    if given.shard not in (0, 1, shares):
-        raise InputError(
-            "the plan knows weights that all ranks divide, or none",
-            field="parallel.shard",
-            value=given.shard,
-            allowed=f"0, 1 or {shares} for --dry-run",
-        )
+    if given.shard and shares % given.shard:
+        raise InputError(field="parallel.shard", value=given.shard, allowed=f"0 or a divisor of {shares}")
     if shares % given.expert:
         allowed = f"a divisor of the {shares} data-parallel ranks"
         raise InputError(field="parallel.expert", value=given.expert, allowed=allowed)

@@ -15,7 +15,7 @@ import torch
 from asbuilt.cost.bill import flops
 from asbuilt.spec import Model
 from asbuilt.spec.part import Pass
-from asbuilt.train.batch import Batch
+from asbuilt.train.batch import Batch, ImageTexts
 
 SIZE = {"cpu": 768, "cuda": 8192}  # rows and columns of the product that is timed
 TIMES = 7
@@ -37,11 +37,12 @@ def matrix_rate(device: str, dtype: torch.dtype) -> float:
 
 
 @cache
-def _flops(spec: Model, batch: int, tokens: int, source: int | None) -> int:
-    return flops(spec, Pass(batch=batch, tokens=tokens, source=source)).training
+def _flops(spec: Model, batch: int, tokens: int, source: int | None, images: int) -> int:
+    return flops(spec, Pass(batch=batch, tokens=tokens, source=source, images=images)).training
 
 
 def training_flops(spec: Model, batch: Batch) -> int:
     """Returns the FLOPs of a batch forward and backward, scores in full, padding included."""
     B, T = batch.ids.shape
-    return _flops(spec, B, T, None if batch.source is None else batch.source.shape[1])
+    source = None if batch.source is None else batch.source.shape[1]
+    return _flops(spec, B, T, source, int(isinstance(batch, ImageTexts)))

@@ -15,13 +15,13 @@ PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 Checkpointing = Literal["none", "selective", "full"]
 CHECKPOINTING: tuple[Checkpointing, ...] = get_args(Checkpointing)
 ROLES: tuple[Role, ...] = get_args(Role)
-Objective = Literal["next", "masked", "spans", "prefix", "prefix-encoder", "pairs"]
+Objective = Literal["next", "masked", "spans", "prefix", "prefix-encoder", "pairs", "contrastive"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 Packing = Literal["stream", "documents", "single"]
 PACKINGS: tuple[Packing, ...] = get_args(Packing)
 Plot = Literal["", "svg", "png"]
 PLOTS: tuple[Plot, ...] = get_args(Plot)
-UNPADDED = ("spans", "prefix-encoder", "pairs")  # objectives whose rows are made of one text
+UNPADDED = ("spans", "prefix-encoder", "pairs", "contrastive")  # objectives whose rows are made of one text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,7 @@ class Data:
     preferences: str = ""
     """JSON lines of a prompt with a chosen and a rejected answer, for direct preference optimisation."""
     text: str = ""
-    """A text file, a folder of them, JSON lines, a folder of shards, or python:sources, topics or docstrings."""
+    """A text file, folder, JSON lines or shards; python:sources, topics, docstrings; contrastive: drawn:shapes."""
     tokenizer: str = "characters"
     """characters: one token for each that occurs; bytes; bpe, trained on the text; a tokenizer.json, or its folder."""
     n_vocab: int = 4096
@@ -105,13 +105,15 @@ class Data:
     key: str = "text"
     """What names the text in a line of JSON; pairs have source and target."""
     objective: Objective = "next"
-    """next: the next token; masked; spans: cut-out spans; prefix, prefix-encoder: the rest of a text; pairs."""
+    """next token; masked; spans: cut-out ones; prefix, prefix-encoder: the rest; pairs; contrastive: image and text."""
     rate: float = 0.15
     """Share of the tokens that are masked, or cut out in spans."""
     packing: Packing = "stream"
     """stream: rows are cut anywhere; documents: as many whole ones as fit in a row; single: one in a row."""
     separate: bool = False
     """Whether a document's last token has no loss, rather than the next document's first token as its target."""
+    document_mask: bool = False
+    """Whether the documents of a row do not attend to each other; positions count from each one's first token."""
     context: int = 256
     """Tokens of a sequence; those that an encoder reads, if there is one."""
     target: int = 64
@@ -135,6 +137,12 @@ class Data:
         if self.separate and self.objective != "next":
             allowed = f"false for the objective {self.objective}"
             raise InputError(field="data.separate", value=True, allowed=allowed)
+        if self.document_mask and self.objective not in ("next", "masked"):
+            allowed = f"false for the objective {self.objective}"
+            raise InputError(field="data.document_mask", value=True, allowed=allowed)
+        if self.document_mask and self.packing == "single":
+            problem = "has no effect on rows of one document"
+            raise InputError(problem, field="data.document_mask", value=True, allowed="false")
         if self.packing != "stream" and self.objective in UNPADDED:
             allowed = f"stream for the objective {self.objective}"
             raise InputError(field="data.packing", value=self.packing, allowed=allowed)
@@ -154,6 +162,10 @@ class Step:
     """Of products: fp32; bf16 by autocast, with weights and optimizer state in fp32; auto, the faster one, measured."""
     checkpointing: Checkpointing = "none"
     """Activation checkpointing: none, selective or full."""
+    offload: bool = False
+    """Whether the optimizer's states lie on the host: false, the loop cannot; `plan train --offload` plans it."""
+    compile: bool = False
+    """Whether torch.compile makes kernels of the blocks: takes a minute at the start, and a C++ compiler."""
 
     def __post_init__(self) -> None:
         require_from("step.accumulate", self.accumulate, 1)
@@ -161,6 +173,17 @@ class Step:
         require_from("step.z_loss", self.z_loss, 0.0)
         require_among("step.precision", self.precision, PRECISIONS)
         require_among("step.checkpointing", self.checkpointing, CHECKPOINTING)
+        if self.offload:
+            raise InputError(
+                "not trained yet: states of a CUDA device alone can lie elsewhere, and none has proved it",
+                field="step.offload",
+                value=True,
+                allowed="false",
+                fix="save memory by optimizer.name=adamw-8bit or parallel.shard; plan train --offload plans it",
+            )
+        if self.compile and self.checkpointing != "none":
+            problem = "blocks that are compiled keep what the compiler chooses"
+            raise InputError(problem, field="step.checkpointing", value=self.checkpointing, allowed="none")
 
 
 @dataclass(frozen=True, kw_only=True)

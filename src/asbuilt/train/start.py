@@ -20,15 +20,23 @@ def run(
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         from asbuilt.train.many.loop import run as run_many
 
-        for name, given in (("tune.kind", recipe.tune.adapters), ("data.preferences", recipe.data.preferences)):
-            if given:
-                section, _, key = name.partition(".")
-                asked = getattr(getattr(recipe, section), key)
-                raise InputError("needs a process alone", field=name, value=asked, fix="leave torchrun out")
+        if recipe.tune.kind == "qlora":
+            raise InputError("needs a process alone", field="tune.kind", value="qlora", allowed="full or lora")
+        for name in ("tensor", "pipeline", "expert"):
+            asked = getattr(recipe.parallel, name)
+            if asked > 1 and (recipe.tune.adapters or recipe.data.preferences):
+                problem = "adapters and preferences are divided by data alone (parallel.shard)"
+                raise InputError(problem, field=f"parallel.{name}", value=asked, allowed="1")
+        if recipe.data.objective == "contrastive":  # a rank would have to see the pairs of all
+            raise InputError(
+                "needs a process alone", field="data.objective", value="contrastive", fix="leave torchrun out"
+            )
         if recipe.step.precision == "auto":  # each process would time for itself
             raise InputError(
                 "needs a process alone", field="step.precision", value="auto", allowed="fp32 or bf16 under torchrun"
             )
+        if recipe.step.compile:
+            raise InputError("needs a process alone", field="step.compile", value=True, allowed="false under torchrun")
         for name in ("norms_every", "sample_every"):  # no process has the whole model
             if asked := getattr(recipe.run, name):
                 raise InputError("needs a process alone", field=f"run.{name}", value=asked, allowed="0 under torchrun")

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from asbuilt.nn.model import Model
 from asbuilt.spec.part import stored_weights
-from asbuilt.train.batch import Batch, Preferences
+from asbuilt.train.batch import Batch, ImageTexts, Preferences
+from asbuilt.train.contrastive import contrastive_loss, limit_temperature
 from asbuilt.train.experts import Routing
 from asbuilt.train.loss import Loss, loss_of
 from asbuilt.train.optimizer import Optimizers, trainable
@@ -97,12 +98,15 @@ def train_step(
         ranks.clip(held, clip, norm)
         excess = None
     optimizer.step(factor, excess)
+    if isinstance(batches[0], ImageTexts):
+        limit_temperature(model)
     routing.gather(ranks)
     routing.correct()
+    paired = isinstance(batches[0], Preferences | ImageTexts)
     return Stepped(
         loss=loss,
         gradient_norm=size,
-        tokens=sum(batch.tokens for batch in batches) if isinstance(batches[0], Preferences) else counted,
+        tokens=round(ranks.total(sum(batch.tokens for batch in batches))) if paired else counted,
         fullest=routing.fullest,
         auxiliary=routing.auxiliary,
         dropped=routing.dropped,
@@ -113,6 +117,8 @@ def batch_loss(model: Model, batch: Batch, *, z: float = 0.0, rows: int | None =
     """Returns the summed loss of a batch: of its targets, or of its pairs."""
     if isinstance(batch, Preferences):
         return preference_loss(model, batch, rows=rows)
+    if isinstance(batch, ImageTexts):
+        return contrastive_loss(model, batch)
     return loss_of(model, batch, z=z, rows=rows)
 
 

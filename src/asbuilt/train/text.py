@@ -37,7 +37,14 @@ class Vocabulary:
     tokenizer: Tokenizer | None = None
     source: Source | None = None
     """The checkpoint whose tokenizer it is."""
+    beside: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Other files of a folder of the trained model, JSON by name: how images are prepared."""
     ids: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+
+    @property
+    def end_id(self) -> int | None:
+        """The token that ends a text, if it has one."""
+        return self.tokenizer.eos_ids[0] if self.tokenizer is not None and self.tokenizer.eos_ids else None
 
     def byte_lengths(self) -> Tensor:
         """Returns how many bytes of text each token is, (V,): 0 for control tokens."""
@@ -73,7 +80,8 @@ class TextData:
 
     def validation(self) -> Iterator[Batch]:
         """Yields the validation text, without a last part shorter than a sequence."""
-        for starts_B in torch.arange(0, len(self.held_out) - self.context, self.context).split(VALIDATED):
+        starts = torch.tensor(range(0, len(self.held_out) - self.context, self.context), dtype=torch.int64)
+        for starts_B in starts.split(VALIDATED) if len(starts) else ():
             yield self._cut(self.held_out, starts_B)
 
     def _cut(self, ids: Tensor, starts_B: Tensor) -> Batch:

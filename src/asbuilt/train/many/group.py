@@ -19,7 +19,7 @@ from torch.distributed.rendezvous import rendezvous
 from asbuilt import spec
 from asbuilt.errors import InputError
 from asbuilt.nn.model import Model
-from asbuilt.train.batch import IGNORED, Batch
+from asbuilt.train.batch import IGNORED, Batch, Preferences
 from asbuilt.train.divisible import copies
 from asbuilt.train.many.extent import Extent
 from asbuilt.train.ranks import Ranks
@@ -184,7 +184,12 @@ class Group(Ranks):
         return int(made)
 
     def share(self, batch: Batch) -> Batch:
-        """Returns this rank's share of a batch; a rank for which there is no row has one without targets."""
+        """Returns this rank's share of a batch; a rank for which there is no row has one without targets.
+
+        Each rank validates on all pairs of preferences: one without targets would still be a term of the loss.
+        """
+        if isinstance(batch, Preferences):
+            return batch
         places = torch.arange(len(batch.ids)).tensor_split(self.count)[self.number]
         empty = not len(places)
         places = places if len(places) else torch.zeros(1, dtype=torch.long)

@@ -18,8 +18,9 @@ from asbuilt.train.many.divide import divide, reshard
 from asbuilt.train.many.group import Group, joined, restarted
 from asbuilt.train.many.state import load_state, save_state, whole
 from asbuilt.train.recipe import Recipe
-from asbuilt.train.state import checkpoints
+from asbuilt.train.state import changing, checkpoints
 from asbuilt.train.step import Stepped
+from asbuilt.train.tune import tuned_model
 
 
 def run(recipe: Recipe, *, resume: bool = False, report: Report = lambda _: None) -> Outcome:
@@ -79,9 +80,13 @@ class Loop(loop.Loop):
         one = self.run
         if self.group.first:
             weights = whole(checkpoints(one.folder / STATES)[-1], weights_alone=True)
-            model = build(one.reading.spec, seed=None)
+            tune = one.recipe.tune
+            if tune.adapters:
+                model = tuned_model(one.recipe.model.source, tune, one.recipe.run.seed)
+            else:
+                model = build(one.reading.spec, seed=None)
             with torch.no_grad():
-                for path, tensor in stored_tensors(model).items():
+                for path, tensor in (changing(model) if tune.adapters else stored_tensors(model)).items():
                     tensor.copy_(weights[path])
             export(one.recipe, model, one.reading, one.vocabulary)
         dist.barrier()

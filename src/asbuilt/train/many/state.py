@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from asbuilt.checkpoint.save import aside
 from asbuilt.errors import InputError
 from asbuilt.nn.model import Model
+from asbuilt.plan.train.shares import ADAPTER
 from asbuilt.spec.part import stored_weights
 from asbuilt.train.many.extent import Extent, whole_of
 from asbuilt.train.many.group import Group
@@ -36,7 +37,7 @@ def save_state(
     """Writes the checkpoint of a step, each rank its part; raises InputError on all ranks if one cannot."""
     made = folder / f"step-{at.step:08d}"
     places = group.held.extents
-    tensors = {path: Piece.of(tensor, places[path]) for path, tensor in stored(model).items()}
+    tensors = {path: Piece.of(tensor, places[path]) for path, tensor in kept(model).items()}
     tensors |= _optimizer_pieces(model, optimizer, places)
     size = round(group.anywhere(sum(one.view_of.nbytes for one in tensors.values())))
     writing = aside(made, size + ROOM)
@@ -67,9 +68,11 @@ def load_state(checkpoint: Path, model: Model, optimizer: Optimizers, group: Gro
     parameters = dict(model.named_parameters())
     found = {key: one for key, one in sizes(reader, checkpoint).items() if not key.startswith(RANDOM)}
     whole = {path: torch.empty(weight.shape, device="meta") for path, weight, _ in stored_weights(held.spec)}
+    if adapted(model):
+        whole = {path: whole[path] for path in kept(model)}
     require_alike(whole, {key: one for key, one in found.items() if "/" not in key}, checkpoint)
     state: dict[str, Tensor] = {}
-    pieces = {path: Piece.of(tensor, held.extents[path]) for path, tensor in stored(model).items()}
+    pieces = {path: Piece.of(tensor, held.extents[path]) for path, tensor in kept(model).items()}
     for key, like in found.items():
         path, slash, _ = key.rpartition("/")
         if slash and path not in whole:
@@ -96,6 +99,19 @@ def stored(model: Model) -> dict[str, Tensor]:
     """Returns the tensors that checkpoints hold, by path, of those that this rank's stage has."""
     held: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     return {path: held[path] for path, *_ in stored_weights(model.spec) if path in held}
+
+
+def kept(model: Model) -> dict[str, Tensor]:
+    """Returns the tensors of this rank that its checkpoints hold: of a model with adapters what training changes."""
+    held = stored(model)
+    if not adapted(model):
+        return held
+    return {path: one for path, one in held.items() if one.requires_grad or not isinstance(one, nn.Parameter)}
+
+
+def adapted(model: Model) -> bool:
+    """Returns whether adapters alone are trained."""
+    return any(path.endswith(ADAPTER) for path, _ in model.named_parameters())
 
 
 def sizes(reader: HuggingFaceStorageReader, checkpoint: Path) -> dict[str, Tensor]:
