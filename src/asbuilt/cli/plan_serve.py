@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from asbuilt.cli.echo import Echoing, Typed, typed
 from asbuilt.cli.opening import allow_unread_option, opened_all
 from asbuilt.cli.output import print_json, say, table, warn, write
 from asbuilt.cli.types import Tokens
@@ -49,15 +50,15 @@ SWITCHES = (
 )
 
 
-class Serve(click.Command):
+class Serve(Echoing):
     """A command that takes several machines after one `--gpu`, as in `--gpu h100-sxm h200`."""
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+    def spread(self, args: Sequence[str]) -> Iterator[str]:
         """Inserts `--gpu` before each further machine name."""
-        return super().parse_args(ctx, list(_spread(args)))
+        return _spread(args)
 
 
-def _spread(args: list[str]) -> Iterator[str]:
+def _spread(args: Sequence[str]) -> Iterator[str]:
     """Yields the arguments; a word after `--gpu X` is another machine if it names one, otherwise a model."""
     after = False
     for i, word in enumerate(args):
@@ -220,12 +221,11 @@ def serve(
     """
     plots = None if plot is None else _plots(Path(plot))
     sources = opened_all(models, allow_unread)
-    typed = _typed(ctx)
     plans = list(_plans(sources, gpus_named, measured, price, options))
     if plots is not None and plot is not None:
         plots.save(plans, Path(plot))
     defaults = {source.name: source.reading.defaults for source in sources}
-    _print(plans, defaults, typed, search=search, explain=explain, markdown=markdown, as_json=as_json)
+    _print(plans, defaults, typed(ctx), search=search, explain=explain, markdown=markdown, as_json=as_json)
     answers = [bool(plan.layouts) for plan in plans] if search else [_met(plan) for plan in plans]
     ctx.exit(0 if all(answers) else 1)
 
@@ -233,12 +233,6 @@ def serve(
 def _met(plan: ServePlan) -> bool:
     """Returns whether the plan fits within its targets; a model without users has only those."""
     return plan.fits or (plan.users is None and all(plan.targets.values()))
-
-
-def _typed(ctx: click.Context) -> dict[str, Any]:
-    """Returns the options that were given, as they were typed where that is a text."""
-    given = click.core.ParameterSource.COMMANDLINE
-    return {name: value for name, value in ctx.params.items() if ctx.get_parameter_source(name) is given}
 
 
 def _plots(path: Path) -> ModuleType:
@@ -317,7 +311,7 @@ def _efficiency(path: Path, source: Source) -> dict[str, float]:
 def _print(
     plans: list[ServePlan],
     defaults: dict[str, dict[str, int | bool]],
-    typed: dict[str, Any],
+    words: Typed,
     *,
     search: bool,
     explain: bool,
@@ -331,7 +325,7 @@ def _print(
     from asbuilt.plan.serve.report_workload import found, layouts
 
     if as_json:
-        documents = [serve_document(plan, defaults[plan.asked.name]) | {"typed": typed} for plan in plans]
+        documents = [serve_document(plan, defaults[plan.asked.name]) | {"typed": words.options} for plan in plans]
         if search:
             documents = [made | {"layouts": layouts(plan)} for made, plan in zip(documents, plans, strict=True)]
         print_json({"plans": documents} if len(plans) > 1 else documents[0])
@@ -361,6 +355,9 @@ def _print(
             write(render.markdown(tables))
         for made in tables if not markdown else ():
             table(made.title, made.columns, made.rows, drop=made.drop)
+    if not markdown:
+        say()
+        say(words.line)
 
 
 def _change(plan: ServePlan) -> Any:  # noqa: ANN401
