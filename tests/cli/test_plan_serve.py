@@ -459,3 +459,16 @@ def test_a_calibration_that_is_disturbed_is_told(
         asked["warn"]("busy")
         assert capsys.readouterr().err == "timing reads ...\nwarning: busy\n"
         assert module._machine("t4").name == "t4"
+
+
+def test_layers_in_host_memory(run: Run) -> None:
+    words = ("plan", "serve", "gpt-oss-20b", "--gpu", "rtx-4090", "-ngl", 20, "--n-cpu-moe", 10)
+    document = json.loads(
+        run(*words, "--cpu", "memory=64GB,bandwidth=80GB/s,bf16=1T", "--host", "32GB/s", "--json").stdout
+    )
+    found = document["offload"]
+    assert (found["blocks_in_host"], found["blocks_with_experts_in_host"]) == (5, 5)  # of 24, and the output
+    assert (found["bus_bytes_per_second"], found["processor"]["bandwidth"]) == (32e9, 80e9)
+    assert document["typed"]["-ngl"] == "20"
+    refused = run(*words)
+    assert (refused.exit_code, "cpu" in refused.stderr) == (2, True)

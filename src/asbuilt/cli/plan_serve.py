@@ -29,6 +29,7 @@ THIS = "this"
 ENGINES_OWN = ("utilisation", "page", "block_size", "windows", "kernel", "reserve")
 LARGEST_FILE = 1 << 24
 SIZES = ("reserve", "overhead", "workspace")
+RATES = ("network", "host")
 TIMES = ("latency_target", "first_token_target")
 SWITCHES = (
     "memory",
@@ -47,6 +48,7 @@ SWITCHES = (
     "targets",
     "node",
     "network",
+    "host",
 )
 
 
@@ -193,6 +195,29 @@ def _convention_options(command: Callable[..., None]) -> Callable[..., None]:
     show_default=True,
     help="Bandwidth of one device to other nodes; 400Gb/s is 50GB/s.",
 )
+@click.option(
+    "--host",
+    metavar="RATE",
+    default=f"{Conventions.host / 1e9:g}GB/s",
+    show_default=True,
+    help="Bandwidth between a GPU and host memory.",
+)
+@click.option(
+    "-ngl",
+    "--n-gpu-layers",
+    "gpu_layers",
+    type=int,
+    metavar="N",
+    help="As in llama.cpp: the last N layers, of which the output is one, on the GPU, the others in host memory.",
+)
+@click.option(
+    "--n-cpu-moe",
+    "cpu_moe",
+    type=int,
+    metavar="N",
+    help="As in llama.cpp: the routed experts of the first N layers in host memory.",
+)
+@click.option("--cpu", metavar="NAME", help="The processor that computes what is in host memory: a name, or numbers.")
 @workload_options
 @_convention_options
 @allow_unread_option
@@ -284,7 +309,8 @@ def _conventions(options: dict[str, Any]) -> dict[str, Any]:
         if said[name] is not None:
             zero = said[name].strip() in ("0", "0GB", "0GiB")
             said[name] = 0.0 if zero else parse_bytes(said[name], name)
-    said["network"] = parse_bytes(said["network"], "network", per_second=True)
+    for name in RATES:
+        said[name] = parse_bytes(said[name], name, per_second=True)
     return {name: value for name, value in said.items() if value is not None}
 
 

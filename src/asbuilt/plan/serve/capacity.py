@@ -10,11 +10,12 @@ from functools import cached_property
 from asbuilt import cost
 from asbuilt.catalog.machine import Machine
 from asbuilt.cost.folded import CacheNumbers, Folded
-from asbuilt.plan.devices import Device, DeviceStage, device
+from asbuilt.plan.devices import Device, DeviceStage, device, split
 from asbuilt.plan.placement import Placement
 from asbuilt.plan.precision import Precision, cache_bytes
 from asbuilt.plan.serve.conventions import CPU_WORKSPACE, SAMPLER_BYTES, WORKSPACE, Conventions
 from asbuilt.plan.serve.engines import IDEAL, NOTHING, Engine, Given
+from asbuilt.plan.serve.offload import Offload
 from asbuilt.plan.serve.pages import Layout, held_numbers
 from asbuilt.spec import Model, Pass
 from asbuilt.spec.part import CacheFormat
@@ -66,16 +67,22 @@ class Capacity:
     """The most sequences that one group of devices runs at once, None for no limit."""
     given: Given = NOTHING
     """What was asked of the engine."""
+    offload: Offload | None = None
+    """What is in host memory."""
 
     def moved(self, machine: Machine, layout: Placement) -> Capacity:
-        """Returns the capacity elsewhere, with the engine's values for that machine where none were given."""
+        """Returns the capacity elsewhere, with nothing in host memory.
+
+        The engine's values are those for that machine where none were given.
+        """
         if not self.engine.profiled:
-            return replace(self, machine=machine, layout=layout)
+            return replace(self, machine=machine, layout=layout, offload=None)
         sizes, given = self.engine.sizes(machine), self.given
         return replace(
             self,
             machine=machine,
             layout=layout,
+            offload=None,
             chunk=sizes.chunk if given.chunk is None else given.chunk,
             sequences=sizes.sequences if given.sequences is None else given.sequences,
             conventions=self.engine.rules(machine, layout, given.conventions),
@@ -84,7 +91,15 @@ class Capacity:
     @cached_property
     def device(self) -> Device:
         """The stages, and one device's part of the model."""
+        if self.offload is not None:
+            return split(self.spec, self.precision, self.offload.layers, self.offload.experts)
         return device(self.spec, self.layout, self.precision)
+
+    @property
+    def host(self) -> tuple[DeviceStage, Offload] | None:
+        """What is in host memory and computed there, None if nothing is."""
+        held = self.device.host
+        return None if held is None or self.offload is None else (held, self.offload)
 
     @cached_property
     def alone(self) -> Folded:
@@ -235,6 +250,17 @@ class Capacity:
         """Returns how many sequences one group fits in this stage, rounded by convention; infinite without a cache."""
         left = self.memory - self.fixed(stage, context)
         each = self.per_user(stage, context) + self.scratch(stage)
+        return min(self._many(left, each), self.in_host(context))
+
+    def in_host(self, context: int) -> int | float:
+        """Returns how many sequences fit in host memory, infinite if nothing is there."""
+        if self.host is None:
+            return math.inf
+        held, offload = self.host
+        return self._many(offload.room - held.folds.total_bytes, self.per_user(held, context))
+
+    def _many(self, left: int, each: int) -> int | float:
+        """Returns how many of `each` bytes fit, rounded by convention; infinite if they have none."""
         if left < 0:
             return 0
         if not each:
@@ -249,7 +275,8 @@ class Capacity:
 
     def holds_weights(self, context: int) -> bool:
         """Returns whether every stage fits what it needs regardless of users."""
-        return all(self.fixed(stage, context) <= self.memory for stage in self.device.stages)
+        in_host = self.host is None or self.host[0].folds.total_bytes <= self.host[1].room
+        return in_host and all(self.fixed(stage, context) <= self.memory for stage in self.device.stages)
 
     def users(self, context: int) -> int | float:
         """Returns how many sequences of `context` tokens fit on all devices together."""

@@ -118,7 +118,14 @@ def command(plan: ServePlan) -> str:
         value = values[says]
         if value is not None:
             words += [option] if option in FLAGS else [option, str(value)]
-    return " ".join([server.start.format(model=_model(plan, server)), *map(shlex.quote, [*words, *server.fixed])])
+    words += _fixed(plan, server)
+    return " ".join([server.start.format(model=_model(plan, server)), *map(shlex.quote, words)])
+
+
+def _fixed(plan: ServePlan, server: Server) -> tuple[str, ...]:
+    """Returns the options that are always given, of layers on the GPU those of the plan."""
+    offload = plan.capacity.offload
+    return server.fixed if offload is None else (*offload.flags, *server.fixed[2:])
 
 
 def unsaid(plan: ServePlan) -> list[str]:

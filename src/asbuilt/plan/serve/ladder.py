@@ -210,7 +210,7 @@ def counted(capacity: Capacity, context: int, budget: int, users: int) -> tuple[
             )
         )
     left = capacity.memory - capacity.fixed(stage, context)
-    many = capacity.layout.replicas
+    many, host = capacity.layout.replicas, capacity.host
     if cache or scratch:
         half = 0.5 if c.count == "nearest" else 0
         lines.append(
@@ -219,14 +219,18 @@ def counted(capacity: Capacity, context: int, budget: int, users: int) -> tuple[
                 value=users,
                 unit="users at this context",
                 formula="floor(max(0, {room for users}) / ({cache per user} + {logits per user})"
-                " + {rounding}) × {groups}",
+                " + {rounding}) × {groups}"
+                if host is None
+                else "min(floor(max(0, {room for users}) / ({cache per user} + {logits per user})"
+                " + {rounding}), {users in host memory}) × {groups}",
                 numbers={
                     "room for users": left,
                     "cache per user": cache,
                     "logits per user": scratch,
                     "rounding": half,
                     "groups": many,
-                },
+                }
+                | ({} if host is None else {"users in host memory": min(capacity.in_host(context), users)}),
                 note="room for users: the cache budget before any user's logits are subtracted",
             )
         )

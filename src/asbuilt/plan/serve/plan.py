@@ -25,6 +25,7 @@ from asbuilt.plan.serve.capacity import Capacity
 from asbuilt.plan.serve.conventions import MEANING, Conventions
 from asbuilt.plan.serve.expected import LEVELS, MINIMUM, Level
 from asbuilt.plan.serve.ladder import cached_tokens, counted, ladder
+from asbuilt.plan.serve.offload import offload, processor
 from asbuilt.plan.serve.pages import held_numbers
 from asbuilt.plan.serve.place import place
 from asbuilt.plan.serve.roofline import Bound, Roofline, Run
@@ -314,6 +315,9 @@ def serve(
     chunk: int | None = None,
     engine: str = engines.IDEAL.name,
     max_num_seqs: int | None = None,
+    gpu_layers: int | None = None,
+    cpu_moe: int | None = None,
+    cpu: Machine | str | None = None,
     users: int | None = None,
     dtype: str | Precision | None = None,
     kv_dtype: str | None = None,
@@ -334,7 +338,8 @@ def serve(
     them: users, largest batch and context, smallest card and count. `engine` is one of `plan.serve.engines.ENGINES`,
     whose utilisation, `chunk`, `max_num_seqs` and conventions apply where they are not given; a mapping of conventions
     changes only those, a `Conventions` all of them. A `workload` is simulated: context, prompt and users are then its
-    own by default, and the targets hold for 95% of its requests. `price` is that of one device for an hour. Other
+    own by default, and the targets hold for 95% of its requests. `gpu_layers` and `cpu_moe` keep layers and experts in
+    host memory, where `cpu` computes them (`plan.serve.offload`). `price` is that of one device for an hour. Other
     cards are of the machine's vendor unless `any_vendor`. Raises InputError naming the invalid argument.
     """
     row = find(model) if isinstance(model, str) else None
@@ -376,6 +381,16 @@ def serve(
         engine=chosen,
         sequences=sequences,
         given=given,
+        offload=offload(
+            spec,
+            gpu_layers=gpu_layers,
+            cpu_moe=cpu_moe,
+            processor=processor(machines.resolve(cpu)) if isinstance(cpu, str) else cpu,
+            machine=machine,
+            engine=chosen,
+            layout=layout,
+            simulated=workload is not None,
+        ),
     )
     roofline = Roofline(
         capacity=capacity, bandwidth_efficiency=bandwidth_efficiency, compute_efficiency=compute_efficiency
@@ -530,7 +545,7 @@ def _targets(goal: limits.Goal, roofline: Roofline, asked: Asked, batch: int | N
 
 def _caches(capacity: Capacity, context: int) -> Caches:
     """Returns the caches of the whole model: a cache that is replicated on devices counts once."""
-    alone = replace(capacity, layout=Placement()).device.stages[0]
+    alone = replace(capacity, layout=Placement(), offload=None).device.stages[0]
     numbers, c = alone.folds.cache_numbers(context), capacity.conventions
     paged = held_numbers(alone, context, replace(capacity.pages, block=c.block_size))
     own = capacity.kv_bytes if isinstance(capacity.kv_bytes, CacheFormat) else capacity.precision.width

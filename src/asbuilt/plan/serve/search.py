@@ -45,6 +45,8 @@ def search(
 
     With `gpus` all have that many devices; without, a layout that needs more than another one found before is dropped.
     """
+    if roofline.capacity.offload is not None:
+        raise InputError("layouts with layers in host memory are not searched", field="search", fix="leave out -ngl")
     found: list[Found] = []
     best = gpus or most
     narrowest = None

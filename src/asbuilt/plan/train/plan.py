@@ -14,14 +14,14 @@ from typing import Any
 from asbuilt.catalog.machine import Machine
 from asbuilt.errors import InputError, one_of
 from asbuilt.plan.lines import Line
-from asbuilt.plan.network import NETWORK, joining
+from asbuilt.plan.network import HOST, NETWORK, joining
 from asbuilt.plan.placement import Placement
 from asbuilt.plan.suggestion import Suggestion
 from asbuilt.plan.train.computing import Speed
 from asbuilt.plan.train.efficiency import reached
 from asbuilt.plan.train.ladder import against, ladder, logits
 from asbuilt.plan.train.optimizers import State
-from asbuilt.plan.train.options import ASSUMPTIONS, CHINCHILLA, HOST, Options
+from asbuilt.plan.train.options import ASSUMPTIONS, CHINCHILLA, Options
 from asbuilt.plan.train.published import SECONDS_AN_HOUR, Run, nearest
 from asbuilt.plan.train.stages import StageMemory, fullest
 from asbuilt.plan.train.step import TrainingStep
