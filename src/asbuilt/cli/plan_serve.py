@@ -113,8 +113,9 @@ def _convention_options(command: Callable[..., None]) -> Callable[..., None]:
     metavar="NAME...",
     multiple=True,
     required=True,
-    help="A name from `asbuilt machines`, a TOML file, numbers (memory=80GB,bandwidth=2TB/s,bf16=312T), a name "
-    "with some numbers replaced (h100-sxm,bf16=990T), or `this`, which is measured.",
+    help="A name from `asbuilt machines`, a MIG slice of one (h100-sxm-3g.40gb), a TOML file, numbers "
+    "(memory=80GB,bandwidth=2TB/s,bf16=312T), a name with some numbers replaced (h100-sxm,bf16=990T), or `this`, "
+    "which is measured.",
 )
 @click.option("--gpus", type=int, help="Number of GPUs; by default as many as the degrees need.")
 @click.option(

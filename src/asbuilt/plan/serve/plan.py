@@ -11,6 +11,7 @@ from typing import Any
 from asbuilt import cost
 from asbuilt.catalog import Entry, find, machines
 from asbuilt.catalog.machine import Machine
+from asbuilt.catalog.slices import require_undivided
 from asbuilt.errors import InputError
 from asbuilt.plan import render
 from asbuilt.plan.devices import unplanned
@@ -369,6 +370,10 @@ def serve(
     kv = held.kv or held.activation if kv_dtype is None else cost.cache_name(kv_dtype)
     cache_bytes(kv)
     chosen.rules(machine, Placement(), said)  # refuses what is not allowed, before the placement reads it
+    if machine.slice_of:
+        tp, pp, ep = (1 if degree is None else degree for degree in (tp, pp, ep))
+        for degree, many in (("tp", tp), ("pp", pp), ("ep", ep)):
+            require_undivided(machine, many, degree)
     layout = place(spec, gpus=gpus, tp=tp, pp=pp, ep=ep, node=said.get("node", NODE))
     capacity = Capacity(
         spec=spec,

@@ -51,6 +51,8 @@ def search(
     best = gpus or most
     narrowest = None
     for copy in copies(roofline.capacity.spec, gpus or most, roofline.conventions.node):
+        if roofline.capacity.machine.slice_of and copy.gpus > 1:
+            break
         if not _holds(roofline, copy, context) or copy.gpus > WIDER * (narrowest or copy.gpus):
             continue
         narrowest = narrowest or copy.gpus

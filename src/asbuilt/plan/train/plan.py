@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from asbuilt.catalog.machine import Machine
+from asbuilt.catalog.slices import require_undivided
 from asbuilt.errors import InputError, one_of
 from asbuilt.plan.lines import Line
 from asbuilt.plan.network import HOST, NETWORK, joining
@@ -303,6 +304,7 @@ def plan(subject: Subject, machine: Machine, options: Options) -> TrainPlan:
     """Returns the plan, with suggestions if it does not fit."""
     from asbuilt.plan.train.search import suggest
 
+    require_undivided(machine, options.gpus, "gpus")
     trial = attempt(subject, machine, options)
     return TrainPlan(
         model=subject.model.name if subject.model is not None else f"{subject.total:,} parameters",
