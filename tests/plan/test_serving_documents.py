@@ -359,6 +359,7 @@ class Reckoning:
             "model": self.toy.spec.name,
             "machine": "small",
             "offload": None,
+            "lora": None,
             "layout": {"gpus": 1, "tp": 1, "pp": 1, "ep": 1, "replicas": 1},
             "dtype": "bf16",
             "kv_dtype": "bf16",

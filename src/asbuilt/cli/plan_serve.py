@@ -219,6 +219,9 @@ def _convention_options(command: Callable[..., None]) -> Callable[..., None]:
     help="As in llama.cpp: the routed experts of the first N layers in host memory.",
 )
 @click.option("--cpu", metavar="NAME", help="The processor that computes what is in host memory: a name, or numbers.")
+@click.option("--lora", type=int, metavar="N", help="Keep N LoRA adapters beside the model (vLLM's --max-loras).")
+@click.option("--lora-rank", type=int, metavar="R", help="Their rank (vLLM's --max-lora-rank).")
+@click.option("--lora-targets", metavar="NAMES", help="Linear maps that have them: q,v; by default all in the blocks.")
 @workload_options
 @_convention_options
 @allow_unread_option
@@ -280,6 +283,8 @@ def _plans(
     from asbuilt.plan import serve as plan
 
     conventions, options = _conventions(options), _times(options)
+    if options["lora_targets"] is not None:
+        options["lora_targets"] = tuple(name.strip() for name in options["lora_targets"].split(","))
     options["workload"] = workload(options)
     paid = prices(price, len(gpus))
     machines = [_machine(name) for name in gpus]

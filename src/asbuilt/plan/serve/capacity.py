@@ -13,16 +13,18 @@ from asbuilt.cost.folded import CacheNumbers, Folded
 from asbuilt.plan.devices import Device, DeviceStage, device, split
 from asbuilt.plan.placement import Placement
 from asbuilt.plan.precision import Precision, cache_bytes
+from asbuilt.plan.serve.adapters import Adapters
 from asbuilt.plan.serve.conventions import CPU_WORKSPACE, SAMPLER_BYTES, WORKSPACE, Conventions
 from asbuilt.plan.serve.engines import IDEAL, NOTHING, Engine, Given
 from asbuilt.plan.serve.offload import Offload
 from asbuilt.plan.serve.pages import Layout, held_numbers
-from asbuilt.spec import Model, Pass
+from asbuilt.spec import Kind, Model, Pass
 from asbuilt.spec.part import CacheFormat
 
 # Engines expand the keys and values of this many past tokens at once, where a cache holds latents (vLLM: the workspace
 # of chunked prefill, at most 64 Ki tokens).
 PIECE = 65536
+ADAPTERS = "LoRA adapters"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +69,8 @@ class Capacity:
     """The most sequences that one group of devices runs at once, None for no limit."""
     given: Given = NOTHING
     """What was asked of the engine."""
+    adapters: Adapters | None = None
+    """LoRA adapters beside the model."""
     offload: Offload | None = None
     """What is in host memory."""
 
@@ -182,18 +186,35 @@ class Capacity:
             library=0 if self.machine.kind == "cpu" else engine.outside.library,
         )
 
+    def one_adapter(self, stage: DeviceStage) -> dict[Kind, int]:
+        """Returns the bytes of one LoRA adapter in the stage, by kind of part; none without adapters."""
+        if self.adapters is None:
+            return {}
+        found = self.adapters.numbers(self.layout, self.device.stages.index(stage))
+        return {kind: numbers * self.precision.width for kind, numbers in found.items()}
+
+    def all_adapters(self, stage: DeviceStage) -> int:
+        """Returns the bytes of all LoRA adapters in the stage."""
+        return 0 if self.adapters is None else self.adapters.count * sum(self.one_adapter(stage).values())
+
     def spent(self, stage: DeviceStage, context: int) -> dict[str, int]:
         """Returns by line the bytes of the stage that are needed regardless of the number of users."""
+        spent = self._spent(stage, context, self.all_adapters(stage))
+        return {name: nbytes for name, nbytes in spent.items() if name != ADAPTERS or self.adapters is not None}
+
+    def _spent(self, stage: DeviceStage, context: int, adapters: int) -> dict[str, int]:
         c, weights = self.conventions, stage.folds.total_bytes
         if c.overhead is not None:
-            return {"reserve": self.reserve(0, 0), "weights": weights, "overhead": math.ceil(c.overhead)}
+            spent = {"weights": weights, ADAPTERS: adapters, "overhead": math.ceil(c.overhead)}
+            return {"reserve": self.reserve(0, 0)} | spent
         if not self.engine.profiled:
             spent = {"activations": self.activations(context), "graphs and workspace": self.workspace}
-            return {"reserve": self.reserve(0, 0), "weights": weights} | spent
+            return {"reserve": self.reserve(0, 0), "weights": weights, ADAPTERS: adapters} | spent
         outside = self.engine.outside_bytes(self.machine, self.layout) if c.workspace is None else self.workspace
         profile = self.profiled(stage, context)
         spent = {
             "weights": weights,
+            ADAPTERS: adapters,
             "buffers": sum(self.buffers(stage).values()),
             "activations": profile.nbytes if self.engine.counts_activations else 0,
             "outside PyTorch": outside,

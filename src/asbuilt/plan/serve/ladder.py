@@ -8,7 +8,8 @@ from fractions import Fraction
 from asbuilt.cost.folded import CacheNumbers
 from asbuilt.plan.devices import DeviceStage
 from asbuilt.plan.lines import Line, total
-from asbuilt.plan.serve.capacity import Capacity
+from asbuilt.plan.serve.adapters import Adapters
+from asbuilt.plan.serve.capacity import ADAPTERS, Capacity
 from asbuilt.plan.serve.conventions import MEANING, SAMPLER_BYTES, UTILISATION
 from asbuilt.spec.part import CacheFormat
 
@@ -20,6 +21,8 @@ def ladder(capacity: Capacity, context: int, users: int) -> tuple[Line, ...]:
     stage = capacity.tightest(context)
     spent = capacity.spent(stage, context)
     lines = [_memory(capacity), _reserve(capacity, spent), _weights(capacity, stage)]
+    if capacity.adapters is not None:
+        lines.append(_adapters(capacity, stage, capacity.adapters))
     if capacity.conventions.overhead is not None:
         overhead = math.ceil(capacity.conventions.overhead)
         lines.append(
@@ -140,6 +143,17 @@ def _weights(capacity: Capacity, stage: DeviceStage) -> Line:
         numbers=parts,
         note=note,
         source=f"{DECLARED}, in {capacity.precision.name}",
+    )
+
+
+def _adapters(capacity: Capacity, stage: DeviceStage, adapters: Adapters) -> Line:
+    each = sum(capacity.one_adapter(stage).values())
+    return Line(
+        name=ADAPTERS,
+        value=adapters.count * each,
+        formula="{adapters} × {bytes of one}",
+        numbers={"adapters": adapters.count, "bytes of one": each},
+        source=f"{DECLARED}: A and B of rank {adapters.rank} in {capacity.precision.activation}",
     )
 
 

@@ -22,6 +22,7 @@ from asbuilt.plan.placement import Placement
 from asbuilt.plan.precision import Precision, cache_bytes
 from asbuilt.plan.quantised import mixed, quantised
 from asbuilt.plan.serve import commands, engines, formats, limits, money, report, report_workload
+from asbuilt.plan.serve.adapters import adapters
 from asbuilt.plan.serve.capacity import Capacity
 from asbuilt.plan.serve.conventions import MEANING, Conventions
 from asbuilt.plan.serve.expected import LEVELS, MINIMUM, Level
@@ -319,6 +320,9 @@ def serve(
     gpu_layers: int | None = None,
     cpu_moe: int | None = None,
     cpu: Machine | str | None = None,
+    lora: int | None = None,
+    lora_rank: int | None = None,
+    lora_targets: tuple[str, ...] | None = None,
     users: int | None = None,
     dtype: str | Precision | None = None,
     kv_dtype: str | None = None,
@@ -340,7 +344,8 @@ def serve(
     whose utilisation, `chunk`, `max_num_seqs` and conventions apply where they are not given; a mapping of conventions
     changes only those, a `Conventions` all of them. A `workload` is simulated: context, prompt and users are then its
     own by default, and the targets hold for 95% of its requests. `gpu_layers` and `cpu_moe` keep layers and experts in
-    host memory, where `cpu` computes them (`plan.serve.offload`). `price` is that of one device for an hour. Other
+    host memory, where `cpu` computes them (`plan.serve.offload`); `lora` adapters of `lora_rank` are beside the model
+    (`plan.serve.adapters`). `price` is that of one device for an hour. Other
     cards are of the machine's vendor unless `any_vendor`. Raises InputError naming the invalid argument.
     """
     row = find(model) if isinstance(model, str) else None
@@ -386,6 +391,7 @@ def serve(
         engine=chosen,
         sequences=sequences,
         given=given,
+        adapters=adapters(spec, lora, lora_rank, lora_targets, offloaded=gpu_layers is not None or cpu_moe is not None),
         offload=offload(
             spec,
             gpu_layers=gpu_layers,

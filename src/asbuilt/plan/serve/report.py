@@ -28,6 +28,7 @@ def document(plan: ServePlan) -> dict[str, Any]:
         "machine": plan.machine.name,
         "layout": _layout(plan),
         "offload": offloads.plain(plan),
+        "lora": _lora(plan),
         "engine": _engine(plan),
         "dtype": plan.precision.name,
         "kv_dtype": plan.capacity.kv_dtype,
@@ -124,6 +125,15 @@ def _expected(plan: ServePlan) -> dict[str, Any]:
         found[level] = each | {"efficiencies": plan.roofline.at(level).reached.plain()}
     given = plan.roofline.at("middle") is plan.roofline
     return found | {"judged_by": plan.conventions.targets, "sources": {} if given else SOURCES}
+
+
+def _lora(plan: ServePlan) -> dict[str, Any] | None:
+    """Returns the adapters beside the model and their bytes on the fullest device, None without any."""
+    held, capacity = plan.capacity.adapters, plan.capacity
+    if held is None:
+        return None
+    nbytes = max(map(capacity.all_adapters, capacity.device.stages))
+    return {"adapters": held.count, "rank": held.rank, "targets": held.targets, "bytes": nbytes}
 
 
 def _layout(plan: ServePlan) -> dict[str, int]:

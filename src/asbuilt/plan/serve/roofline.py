@@ -244,6 +244,7 @@ class Roofline:
         """Returns one pass of one stage, run `times` times."""
         steps = stage.folds.step(run, self.capacity.kv_bytes)
         self._read_embedding(stage, steps)
+        self._with_adapters(stage, steps, run)
         products, causal, counted = self._products(run), self.conventions.scores == "causal", self._charged is None
         (weight_rate, _), (score_rate, _) = self.rates
         reached, held, components = self.reached, stage.folds.weight_bytes, []
@@ -278,6 +279,17 @@ class Roofline:
             for entry in stage.folds.stored:
                 if entry.weight.role == "table" and entry.path not in stage.folds.multiplied_elsewhere:
                     steps[entry.kind].weights += math.ceil(entry.nbytes) * entry.count
+
+    def _with_adapters(self, stage: DeviceStage, steps: dict[Kind, RunCost], run: Pass) -> None:
+        """Adds the LoRA adapters that a pass reads, one for each sequence at most, and each token's products."""
+        capacity = self.capacity
+        if capacity.adapters is None:
+            return
+        number = capacity.device.stages.index(stage)
+        for kind, nbytes in capacity.one_adapter(stage).items():
+            steps[kind].weights += min(capacity.adapters.count, run.batch) * nbytes
+        for kind, flops in capacity.adapters.products(capacity.layout, number, run).items():
+            steps[kind].products += flops
 
     def _products(self, run: Pass) -> Fraction | int:
         """Returns the factor on product FLOPs if parameters are counted instead."""
