@@ -360,6 +360,7 @@ class Reckoning:
             "machine": "small",
             "offload": None,
             "lora": None,
+            "kv_host": None,
             "layout": {"gpus": 1, "tp": 1, "pp": 1, "ep": 1, "replicas": 1},
             "dtype": "bf16",
             "kv_dtype": "bf16",

@@ -219,6 +219,9 @@ def _convention_options(command: Callable[..., None]) -> Callable[..., None]:
     help="As in llama.cpp: the routed experts of the first N layers in host memory.",
 )
 @click.option("--cpu", metavar="NAME", help="The processor that computes what is in host memory: a name, or numbers.")
+@click.option(
+    "--kv-host", metavar="SIZE", help="Host memory for the caches of waiting sequences, for each copy of the model."
+)
 @click.option("--lora", type=int, metavar="N", help="Keep N LoRA adapters beside the model (vLLM's --max-loras).")
 @click.option("--lora-rank", type=int, metavar="R", help="Their rank (vLLM's --max-lora-rank).")
 @click.option("--lora-targets", metavar="NAMES", help="Linear maps that have them: q,v; by default all in the blocks.")
@@ -321,9 +324,13 @@ def _conventions(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _times(options: dict[str, Any]) -> dict[str, Any]:
-    from asbuilt.catalog.quantities import parse_time
+    from asbuilt.catalog.quantities import parse_bytes, parse_time
 
-    given = {name: parse_time(options[name], name.replace("_", "-")) for name in TIMES if options[name] is not None}
+    given: dict[str, Any] = {
+        name: parse_time(options[name], name.replace("_", "-")) for name in TIMES if options[name] is not None
+    }
+    if options["kv_host"] is not None:
+        given["kv_host"] = parse_bytes(options["kv_host"], "kv-host")
     return options | given
 
 

@@ -26,6 +26,7 @@ from asbuilt.plan.serve.adapters import adapters
 from asbuilt.plan.serve.capacity import Capacity
 from asbuilt.plan.serve.conventions import MEANING, Conventions
 from asbuilt.plan.serve.expected import LEVELS, MINIMUM, Level
+from asbuilt.plan.serve.host_cache import HostCache, host_cache
 from asbuilt.plan.serve.ladder import cached_tokens, counted, ladder
 from asbuilt.plan.serve.offload import offload, processor
 from asbuilt.plan.serve.pages import held_numbers
@@ -105,6 +106,7 @@ class Asked:
     workload: Workload | None = None
     price: money.Price | None = None
     gpus: int | None = None
+    kv_host: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -133,6 +135,8 @@ class ServePlan:
     refused: tuple[tuple[str, str, str, str], ...]
     served: dict[Level, Served | None] | None = None
     """How the workload is served, with low, middle and high efficiencies; None where its sequences do not fit."""
+    host_cache: HostCache | None = None
+    """The second cache, in host memory."""
 
     @property
     def capacity(self) -> Capacity:
@@ -320,6 +324,7 @@ def serve(
     gpu_layers: int | None = None,
     cpu_moe: int | None = None,
     cpu: Machine | str | None = None,
+    kv_host: float | None = None,
     lora: int | None = None,
     lora_rank: int | None = None,
     lora_targets: tuple[str, ...] | None = None,
@@ -345,7 +350,7 @@ def serve(
     changes only those, a `Conventions` all of them. A `workload` is simulated: context, prompt and users are then its
     own by default, and the targets hold for 95% of its requests. `gpu_layers` and `cpu_moe` keep layers and experts in
     host memory, where `cpu` computes them (`plan.serve.offload`); `lora` adapters of `lora_rank` are beside the model
-    (`plan.serve.adapters`). `price` is that of one device for an hour. Other
+    (`plan.serve.adapters`). `kv_host` bytes of host memory keep sequences that wait. `price` is that of one device for an hour. Other
     cards are of the machine's vendor unless `any_vendor`. Raises InputError naming the invalid argument.
     """
     row = find(model) if isinstance(model, str) else None
@@ -418,7 +423,14 @@ def serve(
     return _answer(
         roofline,
         Asked(
-            name=name or spec.name, context=context, users=users, goal=goal, workload=workload, price=paid, gpus=gpus
+            name=name or spec.name,
+            context=context,
+            users=users,
+            goal=goal,
+            workload=workload,
+            price=paid,
+            gpus=gpus,
+            kv_host=kv_host,
         ),
     )
 
@@ -492,6 +504,7 @@ def _answer(roofline: Roofline, asked: Asked) -> ServePlan:
         roofline=roofline,
         fits=tokens and most >= goal.users and all(targets.values()),
         served=served,
+        host_cache=None if asked.kv_host is None else host_cache(roofline, asked.kv_host, context),
         ladder=steps,
         counted=() if room is None else counted(capacity, context, budget, room),
         weight_bytes=capacity.weight_bytes(),

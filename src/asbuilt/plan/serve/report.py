@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from asbuilt.plan.lines import Line
 from asbuilt.plan.render import Cell, Table
-from asbuilt.plan.serve import commands
+from asbuilt.plan.serve import commands, host_cache
 from asbuilt.plan.serve import report_offload as offloads
 from asbuilt.plan.serve import report_workload as workloads
 from asbuilt.plan.serve.conventions import MEANING, TIMES
@@ -29,6 +29,7 @@ def document(plan: ServePlan) -> dict[str, Any]:
         "layout": _layout(plan),
         "offload": offloads.plain(plan),
         "lora": _lora(plan),
+        "kv_host": host_cache.plain(plan),
         "engine": _engine(plan),
         "dtype": plan.precision.name,
         "kv_dtype": plan.capacity.kv_dtype,
@@ -197,6 +198,7 @@ def tables(plan: ServePlan) -> list[Table]:
         _command(plan),
         _ladder(plan),
         offloads.in_host(plan),
+        host_cache.table(plan),
         _components(plan),
         _times(plan),
         _sweep(plan),
