@@ -26,8 +26,8 @@ LARGEST = 1e15
 class HostCache:
     """`nbytes` of host memory for the caches of one copy: bytes of a sequence in all and on the fullest device.
 
-    `seconds` are those to bring a sequence of `context` tokens back, at least and by level; `computing` those to prefill
-    it instead.
+    `seconds` are those to bring a sequence of `context` tokens back, at least and by level; `computing` those to
+    prefill it instead.
     """
 
     nbytes: int
@@ -64,7 +64,8 @@ def host_cache(roofline: Roofline, nbytes: float, context: int) -> HostCache:
     if not whole:
         raise InputError("the model has no cache", field="kv-host", value=nbytes, fix="leave it out")
     most = max(nbytes for nbytes, _ in shares)
-    host, rates = roofline.conventions.host, {level: roofline.at(level) for level in LEVELS}
+    host = roofline.conventions.host
+    rates: dict[Level, Roofline] = {level: roofline.at(level) for level in LEVELS}
     return HostCache(
         nbytes=math.floor(nbytes),
         context=context,
