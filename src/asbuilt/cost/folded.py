@@ -249,8 +249,10 @@ class Folded:
                 continue
             path = f"{at}.{name}" if at else name
             whole = wholes[name]
-            nbytes = self.held(path, whole, node.whole) * Fraction(weight.size, whole.size)
-            if name in spread:
+            nbytes = self.held(path, whole, node.whole)
+            if weight.size != whole.size:
+                nbytes *= Fraction(weight.size, whole.size)
+            if self.expert > 1 and name in spread:
                 nbytes /= self.expert
             yield Stored(
                 name=name,
@@ -286,9 +288,9 @@ class Folded:
     @cached_property
     def weight_bytes(self) -> dict[Kind, int]:
         """Bytes of weights by kind of part, rounded up."""
-        by_kind: dict[Kind, Fraction] = {}
+        by_kind: dict[Kind, Number] = {}
         for entry in self.stored:
-            by_kind[entry.kind] = by_kind.get(entry.kind, Fraction(0)) + entry.nbytes * entry.count
+            by_kind[entry.kind] = by_kind.get(entry.kind, 0) + entry.nbytes * entry.count
         return {kind: math.ceil(nbytes) for kind, nbytes in by_kind.items()}
 
     @cached_property

@@ -96,11 +96,12 @@ def degrees(spec: Model, most: int) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DeviceStage:
-    """What one device of a pipeline stage holds; `held` caches counts."""
+    """What one device of a pipeline stage holds; `held` and `curves` cache counts and times of its weights."""
 
     stage: Stage
     folds: Folded
     held: dict[tuple[int, object], CacheNumbers] = field(default_factory=dict)
+    curves: dict[tuple[object, ...], object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

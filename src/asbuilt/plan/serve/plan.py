@@ -350,8 +350,8 @@ def serve(
     changes only those, a `Conventions` all of them. A `workload` is simulated: context, prompt and users are then its
     own by default, and the targets hold for 95% of its requests. `gpu_layers` and `cpu_moe` keep layers and experts in
     host memory, where `cpu` computes them (`plan.serve.offload`); `lora` adapters of `lora_rank` are beside the model
-    (`plan.serve.adapters`). `kv_host` bytes of host memory keep sequences that wait. `price` is that of one
-    device for an hour. Other cards are of the machine's vendor unless `any_vendor`. Raises InputError naming the invalid argument.
+    (`plan.serve.adapters`). `kv_host` bytes of host memory keep sequences that wait. `price` is that of one device for
+    an hour. Other cards are of the machine's vendor unless `any_vendor`. Raises InputError naming the invalid argument.
     """
     row = find(model) if isinstance(model, str) else None
     spec = find(model).spec() if isinstance(model, str) else model

@@ -274,6 +274,13 @@ class Roofline:
             components=tuple(components), link_seconds=times * self._links(stage, run), rows=run.rows, times=times
         )
 
+    def weights(self, stage: DeviceStage, run: Pass) -> dict[Kind, int]:
+        """Returns the bytes of weights that a pass of one stage reads, by kind of part."""
+        steps = stage.folds.step(run, self.capacity.kv_bytes)
+        self._read_embedding(stage, steps)
+        self._with_adapters(stage, steps, run)
+        return {kind: step.weights for kind, step in steps.items()}
+
     def _read_embedding(self, stage: DeviceStage, steps: dict[Kind, RunCost]) -> None:
         if self.conventions.embedding == "read":
             for entry in stage.folds.stored:
@@ -318,20 +325,26 @@ class Roofline:
             nbytes = sum(sums.values()) * run.rows * spec.d_model * width * Fraction(2 * (layout.tp - 1), layout.tp)
             seconds += float(nbytes) / self.network.bandwidth(layout.tp, 1)
         if layout.ep > 1:
-            nbytes = 2 * self._to_experts(stage, run) * width * Fraction(layout.ep - 1, layout.ep)
+            nbytes = 2 * run.rows * self._to_experts(stage) * width * Fraction(layout.ep - 1, layout.ep)
             seconds += float(nbytes) / self.network.bandwidth(layout.wide, 1)
         if layout.pp > 1 and not stage.stage.last:
             seconds += run.rows * spec.stream_width * width / self.network.bandwidth(layout.pp, layout.wide)
         return seconds / self.reached.link
 
-    def _to_experts(self, stage: DeviceStage, run: Pass) -> int:
-        """Returns the numbers that come back from the experts: a chosen expert's output per row."""
-        return sum(
-            node.count * product.a * product.c
-            for node, seen in stage.folds.root.runs(run)
-            for product in node.own.multiplies(seen)
-            if product.weight in node.own.spreads() and node.own.holds()[product.weight].split == "in"
-        )
+    def _to_experts(self, stage: DeviceStage) -> int:
+        """Returns the numbers that come back from the experts for a row: the output of each that it chose."""
+        if stage not in self._returned:
+            self._returned[stage] = sum(
+                node.count * product.a * product.c
+                for node, seen in stage.folds.root.runs(Pass(tokens=1))
+                for product in node.own.multiplies(seen)
+                if product.weight in node.own.spreads() and node.own.holds()[product.weight].split == "in"
+            )
+        return self._returned[stage]
+
+    @cached_property
+    def _returned(self) -> dict[DeviceStage, int]:
+        return {}
 
     def knee(self, context: int) -> int | None:
         """Returns the smallest batch that is compute-bound in total; None if every batch is memory-bound.
