@@ -73,7 +73,9 @@ def test_headers_name_units(run: Run) -> None:
         "name vendor memory, GB reported, GiB a process, GiB GB/s link, GB/s one way kind",
         "name fp32 bf16 fp16 fp8 int8 fp4 int4",
         "name source note",
+        "profiles of",
     ]
+    assert "1g.10gb, 1g.20gb, 2g.20gb, 3g.40gb, 4g.40gb, 7g.80gb" in lines[-3]
     assert "Dense rates, TFLOP/s (TOP/s for int)" in lines
 
 

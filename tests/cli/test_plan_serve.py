@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -27,9 +29,27 @@ def test_the_document_is_the_plan_s(run: Run) -> None:
     assert result.exit_code == 0
     made = serve("llama-3-8b", "h100-sxm").document() | {"defaults": {}}
     found = json.loads(result.stdout)
-    assert found.pop("typed") == {"models": ["llama-3-8b"], "gpus_named": ["h100-sxm"], "as_json": True}
+    assert found.pop("typed") == {"MODEL": ["llama-3-8b"], "--gpu": ["h100-sxm"], "--json": True}
     assert found == json.loads(json.dumps(made))
     assert (found["figures"]["bandwidth"], found["version"]) == (3.35e12, metadata.version("asbuilt"))
+
+
+def test_what_was_typed_is_what_is_echoed(run: Run) -> None:
+    """Names and texts of options as they were spelled: aliases, `=`, units, negations, several values, `--`."""
+    spelled = random.choice(("8k", "8e3", "8000"))
+    words = ("--gpu", "h100-sxm", "NVIDIA L4", f"--context={spelled}", "--batch", " 4", "--no-page", "--price", "$2/h")
+    printed = run("plan", "serve", *words, "--", "llama-3-8b").stdout
+    assert printed.endswith(f"\nasked: {shlex.join((*words, '--', 'llama-3-8b'))}\n")
+    documents = json.loads(run("plan", "serve", "--json", *words, "--", "llama-3-8b").stdout)["plans"]
+    asked = {"--gpu": ["h100-sxm", "NVIDIA L4"], "--context": spelled, "--batch": " 4", "--no-page": True}
+    more = {"--json": True, "--price": ["$2/h"], "MODEL": ["llama-3-8b"]}
+    assert [document["typed"] for document in documents] == [asked | more] * 2
+    assert [(document["context"], document["asked"]["users"]) for document in documents] == [(8000, 4)] * 2
+    trained = ("plan", "train", "gpt2", "--gpu", "h100-sxm", "--chunked-loss", "--seq", "1K", "--no-master")
+    typed = {"MODEL": "gpt2", "--gpu": "h100-sxm", "--chunked-loss": True, "--seq": "1K", "--no-master": True}
+    assert json.loads(run(*trained, "--json").stdout)["typed"] == typed | {"--json": True}
+    assert json.loads(run(*trained, "--chunked-loss", "4", "--json").stdout)["typed"]["--chunked-loss"] == "4"
+    assert run(*trained).stdout.endswith(f"\nasked: {shlex.join(trained[2:])}\n")
 
 
 def test_it_does_not_fit(run: Run) -> None:
@@ -105,10 +125,10 @@ def test_lengths_and_links_with_units(run: Run) -> None:
     found = [
         json.loads(run(*words, "--network", said).stdout) for said in ("400Gb/s", "400Gbit/s", "400Gbps", "50GB/s")
     ]
-    typed = [document.pop("typed").get("network") for document in found]
+    typed = [document.pop("typed").get("--network") for document in found]
     assert typed == ["400Gb/s", "400Gbit/s", "400Gbps", "50GB/s"]
     usual = json.loads(run(*words).stdout)
-    assert "network" not in usual.pop("typed")
+    assert "--network" not in usual.pop("typed")
     assert found[0] == found[1] == found[2] == found[3] == usual  # which is the default
     assert found[0]["conventions"]["network"] == 50e9
     slower = json.loads(run(*words, "--network", "100Gb/s").stdout)
@@ -439,3 +459,16 @@ def test_a_calibration_that_is_disturbed_is_told(
         asked["warn"]("busy")
         assert capsys.readouterr().err == "timing reads ...\nwarning: busy\n"
         assert module._machine("t4").name == "t4"
+
+
+def test_layers_in_host_memory(run: Run) -> None:
+    words = ("plan", "serve", "gpt-oss-20b", "--gpu", "rtx-4090", "-ngl", 20, "--n-cpu-moe", 10)
+    document = json.loads(
+        run(*words, "--cpu", "memory=64GB,bandwidth=80GB/s,bf16=1T", "--host", "32GB/s", "--json").stdout
+    )
+    found = document["offload"]
+    assert (found["blocks_in_host"], found["blocks_with_experts_in_host"]) == (5, 5)  # of 24, and the output
+    assert (found["bus_bytes_per_second"], found["processor"]["bandwidth"]) == (32e9, 80e9)
+    assert document["typed"]["-ngl"] == "20"
+    refused = run(*words)
+    assert (refused.exit_code, "cpu" in refused.stderr) == (2, True)

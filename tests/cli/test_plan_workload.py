@@ -27,7 +27,7 @@ def test_the_document_has_the_workload(run: Run) -> None:
     made = json.loads(json.dumps(plan.document()))
     assert document["workload"] == made["workload"]
     assert document["cost"] == made["cost"] | {"currency": "$"}
-    assert document["typed"]["rate"] == "300/min"
+    assert document["typed"]["--rate"] == "300/min"
     assert document["context"] == 2300
 
 

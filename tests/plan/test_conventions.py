@@ -31,6 +31,7 @@ def test_what_is_assumed_where_nothing_is_said() -> None:
         "targets": "expected",
         "node": 8,
         "network": 50e9,
+        "host": 25e9,
     }
 
 
@@ -42,6 +43,7 @@ ALLOWED: list[tuple[str, Any]] = [
     ("node", 1),
     ("node", 1_048_576),
     ("network", 0.5),
+    ("host", 0.5),
     ("reserve", 0),
     ("reserve", 0.5),
     ("overhead", 0),

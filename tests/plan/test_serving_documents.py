@@ -328,6 +328,7 @@ class Reckoning:
             weights, lookups, cache, products, scores = kinds[kind]
             found[kind] = {
                 "kind": kind,
+                "where": "device",
                 "stored": self.toy.stored[kind],
                 "weights": weights,
                 "lookups": lookups,
@@ -357,6 +358,9 @@ class Reckoning:
         return {
             "model": self.toy.spec.name,
             "machine": "small",
+            "offload": None,
+            "lora": None,
+            "kv_host": None,
             "layout": {"gpus": 1, "tp": 1, "pp": 1, "ep": 1, "replicas": 1},
             "dtype": "bf16",
             "kv_dtype": "bf16",

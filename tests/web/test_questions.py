@@ -33,6 +33,7 @@ def test_documents_are_those_of_the_command_line(model: str) -> None:
         "describe", model, "--seq", "64"
     )
     training = printed("plan", "train", model, "--gpu", "h100-sxm", "--gpus", "8", "--zero", "3")
+    del training["typed"]
     assert json.loads(json.dumps(questions.answer("train", asked | {"options": {"gpus": 8, "zero": 3}}))) == training
 
 

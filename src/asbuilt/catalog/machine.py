@@ -47,7 +47,8 @@ class Machine:
     `memory_gb` is the vendor's number; `reported_gib` is what the driver reports, in units of 2^30, None if unknown;
     `process_gib` is what a process sees, and `process_source` its source. `bandwidth` is in bytes/s; `rates` are dense,
     in FLOP/s (OP/s for integers) by precision. `source` is the source of the figures; `note` tells which of them are
-    derived, or not from a data sheet. `shared_memory` is the processor's too.
+    derived, or not from a data sheet. `shared_memory` is the processor's too;
+    `slice_of` is the card of which it is a MIG slice.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Machine:
     rates: Mapping[str, float] = field(default_factory=dict)
     link: Link | None = None
     shared_memory: bool = False
+    slice_of: str = ""
     source: str = ""
     note: str = ""
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from asbuilt.catalog import slices
 from asbuilt.catalog.machine import Link, Machine, parse_numbers, read_toml, with_numbers
 from asbuilt.errors import InputError, near
 
@@ -348,14 +349,17 @@ NO_NAME = re.compile(r"[0-9a-f]{4}(:[0-9a-f]{4})?|amd(/ati)?")
 def find(name: str) -> Machine:
     """Returns the row of that name, or of the name that nvidia-smi and its like print: "NVIDIA H100 80GB HBM3".
 
-    A line of lspci has it in brackets. Case, blanks, `_` for `-`, and makers and brands before it are forgiven. Raises
-    InputError with the nearest names where there is none.
+    `h100-sxm-3g.40gb` and "NVIDIA H100 80GB HBM3 MIG 3g.40gb" are MIG slices. A line of lspci has it in brackets. Case,
+    blanks, `_` for `-`, and makers and brands before it are forgiven. Raises InputError with the nearest names where
+    there is none.
     """
     plain = re.sub(r"^\s*gpu\s+\d+\s*:|\(uuid:[^)]*\)\s*$", "", name.strip().lower())  # a line of nvidia-smi -L
     bracketed = [found for found in BRACKET.findall(plain[:400]) if not NO_NAME.fullmatch(found)]
     plain = re.sub(r"[_\s]+", "-", (bracketed[-1] if bracketed else plain).strip())
     while (maker := plain.partition("-")[0]) in MAKERS:
         plain = plain[len(maker) + 1 :]
+    if (part := slices.split_name(plain)) is not None:
+        return slices.sliced(find(part[0]), part[1])
     plain = PRINTED.get(plain, plain)
     if plain not in MACHINES:
         starts = [known for known in MACHINES if plain and known.startswith(plain)]

@@ -20,6 +20,7 @@ SHOWN = ("fp32", "bf16", "fp16", "fp8", "int8", "fp4", "int4")
 def machines(as_json: bool) -> None:
     """List the machines that `--gpu` takes by name: memory, bandwidth, dense rates, links and sources."""
     from asbuilt.catalog import machines as catalogue
+    from asbuilt.catalog.slices import CARDS, profiles
 
     rows = [catalogue.find(name) for name in catalogue.names()]
     if as_json:
@@ -33,6 +34,11 @@ def machines(as_json: bool) -> None:
         [(m.name, *(_figure(m.rates[p] / 1e12) if p in m.rates else "" for p in SHOWN)) for m in rows],
     )
     table("Sources", ("name", "source", "note"), [(m.name, m.source, m.note) for m in rows])
+    divided: dict[str, list[str]] = {}
+    for card in CARDS:
+        divided.setdefault(", ".join(profiles(card)), []).append(card)
+    of = [(names, ", ".join(cards)) for names, cards in divided.items()]
+    table("MIG slices, as in --gpu h100-sxm-3g.40gb", ("profiles", "of"), of)
 
 
 def _figure(value: float) -> str:
@@ -50,6 +56,8 @@ def _memory(machine: Machine) -> tuple[str, ...]:
 
 def document(machine: Machine) -> dict[str, Any]:
     """Returns the machine as plain data; rates in FLOP/s."""
+    from asbuilt.catalog.slices import profiles
+
     return {
         "name": machine.name,
         "vendor": machine.vendor,
@@ -61,6 +69,7 @@ def document(machine: Machine) -> dict[str, Any]:
         "bandwidth": machine.bandwidth,
         "rates": dict(machine.rates),
         "link": None if machine.link is None else {"kind": machine.link.kind, "bandwidth": machine.link.bandwidth},
+        "mig_profiles": profiles(machine.name),
         "source": machine.source,
         "note": machine.note,
     }

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from asbuilt.cli.echo import Echoing, Typed, typed
 from asbuilt.cli.opening import allow_unread_option, opened_all
 from asbuilt.cli.output import print_json, say, table, warn, write
 from asbuilt.cli.types import Tokens
@@ -28,6 +29,7 @@ THIS = "this"
 ENGINES_OWN = ("utilisation", "page", "block_size", "windows", "kernel", "reserve")
 LARGEST_FILE = 1 << 24
 SIZES = ("reserve", "overhead", "workspace")
+RATES = ("network", "host")
 TIMES = ("latency_target", "first_token_target")
 SWITCHES = (
     "memory",
@@ -46,18 +48,19 @@ SWITCHES = (
     "targets",
     "node",
     "network",
+    "host",
 )
 
 
-class Serve(click.Command):
+class Serve(Echoing):
     """A command that takes several machines after one `--gpu`, as in `--gpu h100-sxm h200`."""
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+    def spread(self, args: Sequence[str]) -> Iterator[str]:
         """Inserts `--gpu` before each further machine name."""
-        return super().parse_args(ctx, list(_spread(args)))
+        return _spread(args)
 
 
-def _spread(args: list[str]) -> Iterator[str]:
+def _spread(args: Sequence[str]) -> Iterator[str]:
     """Yields the arguments; a word after `--gpu X` is another machine if it names one, otherwise a model."""
     after = False
     for i, word in enumerate(args):
@@ -110,8 +113,9 @@ def _convention_options(command: Callable[..., None]) -> Callable[..., None]:
     metavar="NAME...",
     multiple=True,
     required=True,
-    help="A name from `asbuilt machines`, a TOML file, numbers (memory=80GB,bandwidth=2TB/s,bf16=312T), a name "
-    "with some numbers replaced (h100-sxm,bf16=990T), or `this`, which is measured.",
+    help="A name from `asbuilt machines`, a MIG slice of one (h100-sxm-3g.40gb), a TOML file, numbers "
+    "(memory=80GB,bandwidth=2TB/s,bf16=312T), a name with some numbers replaced (h100-sxm,bf16=990T), or `this`, "
+    "which is measured.",
 )
 @click.option("--gpus", type=int, help="Number of GPUs; by default as many as the degrees need.")
 @click.option(
@@ -192,6 +196,35 @@ def _convention_options(command: Callable[..., None]) -> Callable[..., None]:
     show_default=True,
     help="Bandwidth of one device to other nodes; 400Gb/s is 50GB/s.",
 )
+@click.option(
+    "--host",
+    metavar="RATE",
+    default=f"{Conventions.host / 1e9:g}GB/s",
+    show_default=True,
+    help="Bandwidth between a GPU and host memory.",
+)
+@click.option(
+    "-ngl",
+    "--n-gpu-layers",
+    "gpu_layers",
+    type=int,
+    metavar="N",
+    help="As in llama.cpp: the last N layers, of which the output is one, on the GPU, the others in host memory.",
+)
+@click.option(
+    "--n-cpu-moe",
+    "cpu_moe",
+    type=int,
+    metavar="N",
+    help="As in llama.cpp: the routed experts of the first N layers in host memory.",
+)
+@click.option("--cpu", metavar="NAME", help="The processor that computes what is in host memory: a name, or numbers.")
+@click.option(
+    "--kv-host", metavar="SIZE", help="Host memory for the caches of waiting sequences, for each copy of the model."
+)
+@click.option("--lora", type=int, metavar="N", help="Keep N LoRA adapters beside the model (vLLM's --max-loras).")
+@click.option("--lora-rank", type=int, metavar="R", help="Their rank (vLLM's --max-lora-rank).")
+@click.option("--lora-targets", metavar="NAMES", help="Linear maps that have them: q,v; by default all in the blocks.")
 @workload_options
 @_convention_options
 @allow_unread_option
@@ -220,12 +253,11 @@ def serve(
     """
     plots = None if plot is None else _plots(Path(plot))
     sources = opened_all(models, allow_unread)
-    typed = _typed(ctx)
     plans = list(_plans(sources, gpus_named, measured, price, options))
     if plots is not None and plot is not None:
         plots.save(plans, Path(plot))
     defaults = {source.name: source.reading.defaults for source in sources}
-    _print(plans, defaults, typed, search=search, explain=explain, markdown=markdown, as_json=as_json)
+    _print(plans, defaults, typed(ctx), search=search, explain=explain, markdown=markdown, as_json=as_json)
     answers = [bool(plan.layouts) for plan in plans] if search else [_met(plan) for plan in plans]
     ctx.exit(0 if all(answers) else 1)
 
@@ -233,12 +265,6 @@ def serve(
 def _met(plan: ServePlan) -> bool:
     """Returns whether the plan fits within its targets; a model without users has only those."""
     return plan.fits or (plan.users is None and all(plan.targets.values()))
-
-
-def _typed(ctx: click.Context) -> dict[str, Any]:
-    """Returns the options that were given, as they were typed where that is a text."""
-    given = click.core.ParameterSource.COMMANDLINE
-    return {name: value for name, value in ctx.params.items() if ctx.get_parameter_source(name) is given}
 
 
 def _plots(path: Path) -> ModuleType:
@@ -260,6 +286,8 @@ def _plans(
     from asbuilt.plan import serve as plan
 
     conventions, options = _conventions(options), _times(options)
+    if options["lora_targets"] is not None:
+        options["lora_targets"] = tuple(name.strip() for name in options["lora_targets"].split(","))
     options["workload"] = workload(options)
     paid = prices(price, len(gpus))
     machines = [_machine(name) for name in gpus]
@@ -296,14 +324,19 @@ def _conventions(options: dict[str, Any]) -> dict[str, Any]:
         if said[name] is not None:
             zero = said[name].strip() in ("0", "0GB", "0GiB")
             said[name] = 0.0 if zero else parse_bytes(said[name], name)
-    said["network"] = parse_bytes(said["network"], "network", per_second=True)
+    for name in RATES:
+        said[name] = parse_bytes(said[name], name, per_second=True)
     return {name: value for name, value in said.items() if value is not None}
 
 
 def _times(options: dict[str, Any]) -> dict[str, Any]:
-    from asbuilt.catalog.quantities import parse_time
+    from asbuilt.catalog.quantities import parse_bytes, parse_time
 
-    given = {name: parse_time(options[name], name.replace("_", "-")) for name in TIMES if options[name] is not None}
+    given: dict[str, Any] = {
+        name: parse_time(options[name], name.replace("_", "-")) for name in TIMES if options[name] is not None
+    }
+    if options["kv_host"] is not None:
+        given["kv_host"] = parse_bytes(options["kv_host"], "kv-host")
     return options | given
 
 
@@ -323,7 +356,7 @@ def _efficiency(path: Path, source: Source) -> dict[str, float]:
 def _print(
     plans: list[ServePlan],
     defaults: dict[str, dict[str, int | bool]],
-    typed: dict[str, Any],
+    words: Typed,
     *,
     search: bool,
     explain: bool,
@@ -337,7 +370,7 @@ def _print(
     from asbuilt.plan.serve.report_workload import found, layouts
 
     if as_json:
-        documents = [serve_document(plan, defaults[plan.asked.name]) | {"typed": typed} for plan in plans]
+        documents = [serve_document(plan, defaults[plan.asked.name]) | {"typed": words.options} for plan in plans]
         if search:
             documents = [made | {"layouts": layouts(plan)} for made, plan in zip(documents, plans, strict=True)]
         print_json({"plans": documents} if len(plans) > 1 else documents[0])
@@ -367,6 +400,9 @@ def _print(
             write(render.markdown(tables))
         for made in tables if not markdown else ():
             table(made.title, made.columns, made.rows, drop=made.drop)
+    if not markdown:
+        say()
+        say(words.line)
 
 
 def _change(plan: ServePlan) -> Any:  # noqa: ANN401

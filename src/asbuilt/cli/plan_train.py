@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from asbuilt.cli.echo import Echoing, Typed, typed
 from asbuilt.cli.opening import allow_unread_option, opened
 from asbuilt.cli.output import print_json, say, table, warn, write
 from asbuilt.cli.types import Tokens
@@ -42,7 +43,7 @@ def _rate(nbytes: float) -> str:
     return f"{nbytes / 1e9:g}GB/s"
 
 
-@click.command()
+@click.command(cls=Echoing)
 @click.argument("model", required=False)
 @click.option("--parameters", metavar="N", help="A number of parameters in place of MODEL: 7.5e9, 70B.")
 @click.option("--gpu", required=True, metavar="NAME", help="A name from `asbuilt machines`, a TOML file, or numbers.")
@@ -196,7 +197,7 @@ def train(
     made = plan(subject, machine, options)
     batches = MICRO_BATCHES if free else (options.batch,)
     ranked = search(subject, machine, options, batches=batches) if searching else None
-    _print(made, ranked, read, explain=explain, markdown=markdown, as_json=as_json)
+    _print(made, ranked, read, typed(ctx), explain=explain, markdown=markdown, as_json=as_json)
     if plot is not None:
         plots.save_training(made, Path(plot))
     ctx.exit(0 if (ranked.fitting if ranked is not None else made.fits) else 1)
@@ -240,6 +241,7 @@ def _print(
     plan: TrainPlan,
     ranked: Ranked | None,
     read: Reading | None,
+    words: Typed,
     *,
     explain: bool,
     markdown: bool,
@@ -253,7 +255,7 @@ def _print(
     defaults, published = {} if read is None else read.defaults, packed_by(read)
     if as_json:
         found = {} if ranked is None else {"search": report.ranked_document(ranked)}
-        print_json(train_document(plan, read) | found)
+        print_json(train_document(plan, read) | found | {"typed": words.options})
         return
     if defaults:
         say(defaults_line(defaults))
@@ -270,3 +272,6 @@ def _print(
     else:
         for made in tables:
             table(made.title, made.columns, made.rows, drop=made.drop)
+    if not markdown:
+        say()
+        say(words.line)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from functools import cached_property
+from typing import Literal
 
 from asbuilt.spec.part import CacheFormat, Kind, Part, Pass, Product, Remembered, Weight
 
@@ -22,11 +23,14 @@ MOST_KEPT = 1000
 Held = Callable[[str, Weight, Part], Fraction]
 
 
+Side = Literal["all", "experts", "dense"]
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Node:
     """A part that occurs `count` times; `path` is the first one's, `own` is one device's share of it.
 
-    A `borrowed` part uses the weights of another.
+    A `borrowed` part uses the weights of another. On `side` "experts" are routed experts, on "dense" all else.
     """
 
     path: str
@@ -36,6 +40,15 @@ class Node:
     count: int
     children: tuple[Node, ...]
     borrowed: bool = False
+    side: Side = "all"
+
+    def has(self, weight: str | None) -> bool:
+        """Returns whether the part's weight of this name, or what is of no weight, is here."""
+        return self.side == "all" or (weight in self.own.spreads()) == (self.side == "experts")
+
+    def sided(self, side: Side) -> Node:
+        """Returns the node with one side of it and of all below."""
+        return replace(self, side=side, children=tuple(child.sided(side) for child in self.children))
 
     def runs(self, run: Pass) -> Iterator[tuple[Node, Pass]]:
         """Yields every node with the pass as its part sees it, parents first."""
@@ -232,10 +245,14 @@ class Folded:
         wholes, spread = node.whole.holds(), node.own.spreads()
         at = self._holders.get(node.path, node.path)
         for name, weight in node.own.holds().items():
+            if not node.has(name):
+                continue
             path = f"{at}.{name}" if at else name
             whole = wholes[name]
-            nbytes = self.held(path, whole, node.whole) * Fraction(weight.size, whole.size)
-            if name in spread:
+            nbytes = self.held(path, whole, node.whole)
+            if weight.size != whole.size:
+                nbytes *= Fraction(weight.size, whole.size)
+            if self.expert > 1 and name in spread:
                 nbytes /= self.expert
             yield Stored(
                 name=name,
@@ -255,25 +272,25 @@ class Folded:
             product.weight[1:]
             for node, run in self.root.runs(Pass(tokens=1))
             for product in node.own.multiplies(run)
-            if product.weight is not None and product.weight.startswith("/")
+            if product.weight is not None and product.weight.startswith("/") and node.has(product.weight)
         }
 
     @cached_property
     def remembered(self) -> list[tuple[Node, Remembered]]:
         """Every cached tensor with its node."""
-        return [(node, r) for node in self.nodes for r in node.own.remembers()]
+        return [(node, r) for node in self.nodes if node.has(None) for r in node.own.remembers()]
 
     @cached_property
     def attended(self) -> list[tuple[Node, Remembered]]:
         """Every cached tensor with each node that reads it."""
-        return [(node, r) for node in self.nodes for r in node.own.attends()]
+        return [(node, r) for node in self.nodes if node.has(None) for r in node.own.attends()]
 
     @cached_property
     def weight_bytes(self) -> dict[Kind, int]:
         """Bytes of weights by kind of part, rounded up."""
-        by_kind: dict[Kind, Fraction] = {}
+        by_kind: dict[Kind, Number] = {}
         for entry in self.stored:
-            by_kind[entry.kind] = by_kind.get(entry.kind, Fraction(0)) + entry.nbytes * entry.count
+            by_kind[entry.kind] = by_kind.get(entry.kind, 0) + entry.nbytes * entry.count
         return {kind: math.ceil(nbytes) for kind, nbytes in by_kind.items()}
 
     @cached_property
@@ -369,6 +386,8 @@ class Folded:
     def _multiply(self, step: RunCost, node: Node, run: Pass) -> None:
         spread = node.own.spreads() if self.expert > 1 else {}
         for product in node.own.multiplies(run):
+            if not node.has(product.weight):
+                continue
             share = Fraction(node.count, self.expert) if product.weight in spread else node.count
             if product.weight is None:
                 step.scores += product.flops * share

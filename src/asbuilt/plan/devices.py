@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from asbuilt.cost.folded import CacheNumbers, Census, Folded, Node, census, tree
+from asbuilt.cost.folded import CacheNumbers, Census, Folded, Node, Side, census, tree
 from asbuilt.errors import InputError
 from asbuilt.kernels.memory import memory
 from asbuilt.plan.placement import Placement
@@ -96,11 +96,12 @@ def degrees(spec: Model, most: int) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DeviceStage:
-    """What one device of a pipeline stage holds; `held` caches counts."""
+    """What one device of a pipeline stage holds; `held` and `curves` cache counts and times of its weights."""
 
     stage: Stage
     folds: Folded
     held: dict[tuple[int, object], CacheNumbers] = field(default_factory=dict)
+    curves: dict[tuple[object, ...], object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -112,6 +113,8 @@ class Device:
 
     stages: tuple[DeviceStage, ...]
     own: Part
+    host: DeviceStage | None = None
+    """What is in host memory, and computed there."""
     _peak_bytes: dict[tuple[int, int, Kernel, int], int] = field(default_factory=dict)
     _kept: dict[tuple[int, int, int], tuple[int, int]] = field(default_factory=dict)
 
@@ -167,6 +170,42 @@ def _device(kept: Known, layout: Placement, precision: Precision) -> Device:
     return Device(
         stages=found, own=root.own, _peak_bytes=kept.peaks.setdefault((*layout.sharding, layout.vocabulary), {})
     )
+
+
+def split(spec: Model, precision: Precision, layers: int, experts: int) -> Device:
+    """Returns the device that holds what follows the first `layers` blocks, beside a host that holds the rest.
+
+    The host has the parts before the blocks, the first `layers` of them, and the routed experts of the first `experts`.
+    """
+    kept, key = known(spec), ("split", layers, experts, precision)
+    if key not in kept.devices:
+        if len(kept.devices) >= MOST_DEVICES:
+            kept.devices.clear()
+        kept.devices[key] = _split(kept, precision, layers, experts)
+    return kept.devices[key]
+
+
+def _split(kept: Known, precision: Precision, layers: int, experts: int) -> Device:
+    root, order = kept.tree(Placement()), kept.order
+    experts = max(layers, experts)
+
+    def part(number: int, blocks: Sequence[int]) -> tuple[Stage, Node]:
+        stage = Stage(number=number, pp=2, blocks=tuple(Counter(blocks).items()))
+        return stage, root.times(_times(kept.census, stage))
+
+    above, below = part(0, order[:layers]), part(1, order[experts:])
+    both = Stage(number=1, pp=3, blocks=tuple(Counter(order[layers:experts]).items()))
+    shared = root.times(_times(kept.census, both))
+    sides: tuple[tuple[tuple[Stage, Node], Side], ...] = ((below, "dense"), (above, "experts"))
+    found = [
+        DeviceStage(
+            stage=stage,
+            folds=Folded(replace(node, children=node.children + shared.sided(side).children), precision.held),
+        )
+        for (stage, node), side in sides
+    ]
+    peaks = kept.peaks.setdefault((*Placement().sharding, True), {})
+    return Device(stages=(found[0],), host=found[1], own=root.own, _peak_bytes=peaks)
 
 
 def _times(found: Census, stage: Stage) -> Callable[[str], int]:

@@ -14,6 +14,8 @@ NODE = 8
 NETWORK = 50e9
 # Bytes/s within a node if no link is known for the machine: the bus of every accelerator.
 LINK = 32e9
+# Bytes/s between a device and host memory.
+HOST = 25e9
 LINK_SOURCE = f"{LINK / 1e9:g} GB/s if no link is known for the machine: PCIe 4 x16"
 
 

@@ -170,11 +170,11 @@ class Model(Part, metaclass=_Chosen):
             require(self, "head", self.head.format == held, f"a head of the embedding's format = {held}")
             require(self, "head", not getattr(self.embedding, "extra", 0), "its own table, beside extra rows")
 
-    @property
-    def mixers(self) -> Iterator[Mixer]:
-        """Yields the mixers; of blocks that are the same object, once."""
+    @cached_property
+    def mixers(self) -> tuple[Mixer, ...]:
+        """The mixers; of blocks that are the same object, once."""
         unlike = {id(block): block for block in self.blocks}.values()  # most stacks repeat a few blocks
-        return (part for block in unlike for _, part in walk(block) if isinstance(part, Mixer))
+        return tuple(part for block in unlike for _, part in walk(block) if isinstance(part, Mixer))
 
     def _require_grid(self) -> None:
         """Requires patches of images of any size for what needs their grid."""

@@ -10,18 +10,21 @@ from functools import cached_property
 from asbuilt import cost
 from asbuilt.catalog.machine import Machine
 from asbuilt.cost.folded import CacheNumbers, Folded
-from asbuilt.plan.devices import Device, DeviceStage, device
+from asbuilt.plan.devices import Device, DeviceStage, device, split
 from asbuilt.plan.placement import Placement
 from asbuilt.plan.precision import Precision, cache_bytes
+from asbuilt.plan.serve.adapters import Adapters
 from asbuilt.plan.serve.conventions import CPU_WORKSPACE, SAMPLER_BYTES, WORKSPACE, Conventions
 from asbuilt.plan.serve.engines import IDEAL, NOTHING, Engine, Given
+from asbuilt.plan.serve.offload import Offload
 from asbuilt.plan.serve.pages import Layout, held_numbers
-from asbuilt.spec import Model, Pass
+from asbuilt.spec import Kind, Model, Pass
 from asbuilt.spec.part import CacheFormat
 
 # Engines expand the keys and values of this many past tokens at once, where a cache holds latents (vLLM: the workspace
 # of chunked prefill, at most 64 Ki tokens).
 PIECE = 65536
+ADAPTERS = "LoRA adapters"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,16 +69,24 @@ class Capacity:
     """The most sequences that one group of devices runs at once, None for no limit."""
     given: Given = NOTHING
     """What was asked of the engine."""
+    adapters: Adapters | None = None
+    """LoRA adapters beside the model."""
+    offload: Offload | None = None
+    """What is in host memory."""
 
     def moved(self, machine: Machine, layout: Placement) -> Capacity:
-        """Returns the capacity elsewhere, with the engine's values for that machine where none were given."""
+        """Returns the capacity elsewhere, with nothing in host memory.
+
+        The engine's values are those for that machine where none were given.
+        """
         if not self.engine.profiled:
-            return replace(self, machine=machine, layout=layout)
+            return replace(self, machine=machine, layout=layout, offload=None)
         sizes, given = self.engine.sizes(machine), self.given
         return replace(
             self,
             machine=machine,
             layout=layout,
+            offload=None,
             chunk=sizes.chunk if given.chunk is None else given.chunk,
             sequences=sizes.sequences if given.sequences is None else given.sequences,
             conventions=self.engine.rules(machine, layout, given.conventions),
@@ -84,7 +95,15 @@ class Capacity:
     @cached_property
     def device(self) -> Device:
         """The stages, and one device's part of the model."""
+        if self.offload is not None:
+            return split(self.spec, self.precision, self.offload.layers, self.offload.experts)
         return device(self.spec, self.layout, self.precision)
+
+    @property
+    def host(self) -> tuple[DeviceStage, Offload] | None:
+        """What is in host memory and computed there, None if nothing is."""
+        held = self.device.host
+        return None if held is None or self.offload is None else (held, self.offload)
 
     @cached_property
     def alone(self) -> Folded:
@@ -167,18 +186,35 @@ class Capacity:
             library=0 if self.machine.kind == "cpu" else engine.outside.library,
         )
 
+    def one_adapter(self, stage: DeviceStage) -> dict[Kind, int]:
+        """Returns the bytes of one LoRA adapter in the stage, by kind of part; none without adapters."""
+        if self.adapters is None:
+            return {}
+        found = self.adapters.numbers(self.layout, self.device.stages.index(stage))
+        return {kind: numbers * self.precision.width for kind, numbers in found.items()}
+
+    def all_adapters(self, stage: DeviceStage) -> int:
+        """Returns the bytes of all LoRA adapters in the stage."""
+        return 0 if self.adapters is None else self.adapters.count * sum(self.one_adapter(stage).values())
+
     def spent(self, stage: DeviceStage, context: int) -> dict[str, int]:
         """Returns by line the bytes of the stage that are needed regardless of the number of users."""
+        spent = self._spent(stage, context, self.all_adapters(stage))
+        return {name: nbytes for name, nbytes in spent.items() if name != ADAPTERS or self.adapters is not None}
+
+    def _spent(self, stage: DeviceStage, context: int, adapters: int) -> dict[str, int]:
         c, weights = self.conventions, stage.folds.total_bytes
         if c.overhead is not None:
-            return {"reserve": self.reserve(0, 0), "weights": weights, "overhead": math.ceil(c.overhead)}
+            spent = {"weights": weights, ADAPTERS: adapters, "overhead": math.ceil(c.overhead)}
+            return {"reserve": self.reserve(0, 0)} | spent
         if not self.engine.profiled:
             spent = {"activations": self.activations(context), "graphs and workspace": self.workspace}
-            return {"reserve": self.reserve(0, 0), "weights": weights} | spent
+            return {"reserve": self.reserve(0, 0), "weights": weights, ADAPTERS: adapters} | spent
         outside = self.engine.outside_bytes(self.machine, self.layout) if c.workspace is None else self.workspace
         profile = self.profiled(stage, context)
         spent = {
             "weights": weights,
+            ADAPTERS: adapters,
             "buffers": sum(self.buffers(stage).values()),
             "activations": profile.nbytes if self.engine.counts_activations else 0,
             "outside PyTorch": outside,
@@ -235,6 +271,17 @@ class Capacity:
         """Returns how many sequences one group fits in this stage, rounded by convention; infinite without a cache."""
         left = self.memory - self.fixed(stage, context)
         each = self.per_user(stage, context) + self.scratch(stage)
+        return min(self._many(left, each), self.in_host(context))
+
+    def in_host(self, context: int) -> int | float:
+        """Returns how many sequences fit in host memory, infinite if nothing is there."""
+        if self.host is None:
+            return math.inf
+        held, offload = self.host
+        return self._many(offload.room - held.folds.total_bytes, self.per_user(held, context))
+
+    def _many(self, left: int, each: int) -> int | float:
+        """Returns how many of `each` bytes fit, rounded by convention; infinite if they have none."""
         if left < 0:
             return 0
         if not each:
@@ -249,7 +296,8 @@ class Capacity:
 
     def holds_weights(self, context: int) -> bool:
         """Returns whether every stage fits what it needs regardless of users."""
-        return all(self.fixed(stage, context) <= self.memory for stage in self.device.stages)
+        in_host = self.host is None or self.host[0].folds.total_bytes <= self.host[1].room
+        return in_host and all(self.fixed(stage, context) <= self.memory for stage in self.device.stages)
 
     def users(self, context: int) -> int | float:
         """Returns how many sequences of `context` tokens fit on all devices together."""

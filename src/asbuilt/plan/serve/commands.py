@@ -118,7 +118,17 @@ def command(plan: ServePlan) -> str:
         value = values[says]
         if value is not None:
             words += [option] if option in FLAGS else [option, str(value)]
-    return " ".join([server.start.format(model=_model(plan, server)), *map(shlex.quote, [*words, *server.fixed])])
+    words += _fixed(plan, server)
+    if plan.capacity.adapters is not None and server is VLLM:
+        held = plan.capacity.adapters
+        words += ["--enable-lora", "--max-loras", str(held.count), "--max-lora-rank", str(held.rank)]
+    return " ".join([server.start.format(model=_model(plan, server)), *map(shlex.quote, words)])
+
+
+def _fixed(plan: ServePlan, server: Server) -> tuple[str, ...]:
+    """Returns the options that are always given, of layers on the GPU those of the plan."""
+    offload = plan.capacity.offload
+    return server.fixed if offload is None else (*offload.flags, *server.fixed[2:])
 
 
 def unsaid(plan: ServePlan) -> list[str]:
@@ -134,6 +144,8 @@ def unsaid(plan: ServePlan) -> list[str]:
     values = _values(plan, server)
     if values["dtype"] is None and values["quantization"] is None and not plan.precision.name.startswith("as "):
         found.append(f"weights in {plan.precision.name}, which the checkpoint must have")
+    if plan.capacity.adapters is not None and server is not VLLM:
+        found.append(f"{plan.capacity.adapters.count} LoRA adapters")
     kv = plan.capacity.kv_dtype
     if values["cache"] is None and kv != plan.precision.activation:
         found.append(f"a cache in {kv}, for which no option is known")

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from asbuilt.catalog.machine import MEMORY_CONVENTIONS, MemoryConvention
 from asbuilt.errors import InputError, one_of
 from asbuilt.families.shared.reader import is_whole
-from asbuilt.plan.network import NETWORK, NODE
+from asbuilt.plan.network import HOST, NETWORK, NODE
 
 GIB = 2**30
 # Assumptions. The fraction of device memory that an engine uses; the rest is for the driver and other processes.
@@ -95,7 +95,7 @@ class Conventions:
 
     `overhead`, in bytes, replaces activations, logits and workspace by one figure. `reserve` is kept free in addition
     to what `utilisation` leaves. `node` devices share the machine's fast link; `network` is the bytes/s of one device
-    to other nodes.
+    to other nodes, `host` those between a device and host memory.
     """
 
     memory: MemoryConvention = "process"
@@ -114,6 +114,7 @@ class Conventions:
     targets: Targets = "expected"
     node: int = NODE
     network: float = NETWORK
+    host: float = HOST
 
     def __post_init__(self) -> None:
         for name, allowed in CHOICES.items():
@@ -129,8 +130,9 @@ class Conventions:
             many = getattr(self, name)
             if not is_whole(many) or not 1 <= many <= 2**20:
                 raise InputError(field=name.replace("_", "-"), value=many, allowed=f"1 to 2^20 {what}")
-        if not 0 < self.network < math.inf:
-            raise InputError(field="network", value=self.network, allowed="a rate above 0")
+        for name in ("network", "host"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise InputError(field=name, value=getattr(self, name), allowed="a rate above 0")
 
     def plain(self) -> dict[str, object]:
         """Returns the switches as plain data, with the meaning of times."""

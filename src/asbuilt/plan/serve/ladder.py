@@ -8,7 +8,8 @@ from fractions import Fraction
 from asbuilt.cost.folded import CacheNumbers
 from asbuilt.plan.devices import DeviceStage
 from asbuilt.plan.lines import Line, total
-from asbuilt.plan.serve.capacity import Capacity
+from asbuilt.plan.serve.adapters import Adapters
+from asbuilt.plan.serve.capacity import ADAPTERS, Capacity
 from asbuilt.plan.serve.conventions import MEANING, SAMPLER_BYTES, UTILISATION
 from asbuilt.spec.part import CacheFormat
 
@@ -20,6 +21,8 @@ def ladder(capacity: Capacity, context: int, users: int) -> tuple[Line, ...]:
     stage = capacity.tightest(context)
     spent = capacity.spent(stage, context)
     lines = [_memory(capacity), _reserve(capacity, spent), _weights(capacity, stage)]
+    if capacity.adapters is not None:
+        lines.append(_adapters(capacity, stage, capacity.adapters))
     if capacity.conventions.overhead is not None:
         overhead = math.ceil(capacity.conventions.overhead)
         lines.append(
@@ -143,6 +146,17 @@ def _weights(capacity: Capacity, stage: DeviceStage) -> Line:
     )
 
 
+def _adapters(capacity: Capacity, stage: DeviceStage, adapters: Adapters) -> Line:
+    each = sum(capacity.one_adapter(stage).values())
+    return Line(
+        name=ADAPTERS,
+        value=adapters.count * each,
+        formula="{adapters} × {bytes of one}",
+        numbers={"adapters": adapters.count, "bytes of one": each},
+        source=f"{DECLARED}: A and B of rank {adapters.rank} in {capacity.precision.activation}",
+    )
+
+
 def _activations(capacity: Capacity, context: int) -> Line:
     """Returns the line, which names the kernel: one that stores scores needs many times the memory of a fused one."""
     busiest, tokens = capacity.activations(context), min(capacity.chunk, context)
@@ -210,7 +224,7 @@ def counted(capacity: Capacity, context: int, budget: int, users: int) -> tuple[
             )
         )
     left = capacity.memory - capacity.fixed(stage, context)
-    many = capacity.layout.replicas
+    many, host = capacity.layout.replicas, capacity.host
     if cache or scratch:
         half = 0.5 if c.count == "nearest" else 0
         lines.append(
@@ -219,14 +233,18 @@ def counted(capacity: Capacity, context: int, budget: int, users: int) -> tuple[
                 value=users,
                 unit="users at this context",
                 formula="floor(max(0, {room for users}) / ({cache per user} + {logits per user})"
-                " + {rounding}) × {groups}",
+                " + {rounding}) × {groups}"
+                if host is None
+                else "min(floor(max(0, {room for users}) / ({cache per user} + {logits per user})"
+                " + {rounding}), {users in host memory}) × {groups}",
                 numbers={
                     "room for users": left,
                     "cache per user": cache,
                     "logits per user": scratch,
                     "rounding": half,
                     "groups": many,
-                },
+                }
+                | ({} if host is None else {"users in host memory": min(capacity.in_host(context), users)}),
                 note="room for users: the cache budget before any user's logits are subtracted",
             )
         )

@@ -140,6 +140,8 @@ def copied(roofline: Roofline, copy: Placement, count: int) -> Roofline:
 
 def _with_gpus(roofline: Roofline, count: int) -> Roofline | None:
     capacity = roofline.capacity
+    if capacity.machine.slice_of:  # over which a model is not divided
+        return copied(roofline, Placement(), count)
     try:
         layout = place(capacity.spec, gpus=count, tp=None, pp=None, ep=None, node=capacity.conventions.node)
     except InputError:

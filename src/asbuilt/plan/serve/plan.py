@@ -11,6 +11,7 @@ from typing import Any
 from asbuilt import cost
 from asbuilt.catalog import Entry, find, machines
 from asbuilt.catalog.machine import Machine
+from asbuilt.catalog.slices import require_undivided
 from asbuilt.errors import InputError
 from asbuilt.plan import render
 from asbuilt.plan.devices import unplanned
@@ -21,11 +22,14 @@ from asbuilt.plan.placement import Placement
 from asbuilt.plan.precision import Precision, cache_bytes
 from asbuilt.plan.quantised import mixed, quantised
 from asbuilt.plan.serve import commands, engines, formats, limits, money, report, report_workload
+from asbuilt.plan.serve.adapters import adapters
 from asbuilt.plan.serve.capacity import Capacity
 from asbuilt.plan.serve.conventions import MEANING, Conventions
 from asbuilt.plan.serve.efficiency import Timed
 from asbuilt.plan.serve.expected import LEVELS, MINIMUM, Level
+from asbuilt.plan.serve.host_cache import HostCache, host_cache
 from asbuilt.plan.serve.ladder import cached_tokens, counted, ladder
+from asbuilt.plan.serve.offload import offload, processor
 from asbuilt.plan.serve.pages import held_numbers
 from asbuilt.plan.serve.place import place
 from asbuilt.plan.serve.roofline import Bound, Roofline, Run
@@ -103,6 +107,7 @@ class Asked:
     workload: Workload | None = None
     price: money.Price | None = None
     gpus: int | None = None
+    kv_host: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -131,6 +136,8 @@ class ServePlan:
     refused: tuple[tuple[str, str, str, str], ...]
     served: dict[Level, Served | None] | None = None
     """How the workload is served, with low, middle and high efficiencies; None where its sequences do not fit."""
+    host_cache: HostCache | None = None
+    """The second cache, in host memory."""
 
     @property
     def capacity(self) -> Capacity:
@@ -315,6 +322,13 @@ def serve(
     chunk: int | None = None,
     engine: str = engines.IDEAL.name,
     max_num_seqs: int | None = None,
+    gpu_layers: int | None = None,
+    cpu_moe: int | None = None,
+    cpu: Machine | str | None = None,
+    kv_host: float | None = None,
+    lora: int | None = None,
+    lora_rank: int | None = None,
+    lora_targets: tuple[str, ...] | None = None,
     users: int | None = None,
     dtype: str | Precision | None = None,
     kv_dtype: str | None = None,
@@ -336,9 +350,11 @@ def serve(
     them: users, largest batch and context, smallest card and count. `engine` is one of `plan.serve.engines.ENGINES`,
     whose utilisation, `chunk`, `max_num_seqs` and conventions apply where they are not given; a mapping of conventions
     changes only those, a `Conventions` all of them. A `workload` is simulated: context, prompt and users are then its
-    own by default, and the targets hold for 95% of its requests. `price` is that of one device for an hour. Other
-    cards are of the machine's vendor unless `any_vendor`. Expected times agree with those `timed` on the machine, if no
-    efficiencies are given. Raises InputError naming the invalid argument.
+    own by default, and the targets hold for 95% of its requests. `gpu_layers` and `cpu_moe` keep layers and experts in
+    host memory, where `cpu` computes them (`plan.serve.offload`); `lora` adapters of `lora_rank` are beside the model
+    (`plan.serve.adapters`). `kv_host` bytes of host memory keep sequences that wait. `price` is that of one device for
+    an hour. Other cards are of the machine's vendor unless `any_vendor`. Expected times agree with those `timed` on the
+    machine, if no efficiencies are given. Raises InputError naming the invalid argument.
     """
     row = find(model) if isinstance(model, str) else None
     spec = find(model).spec() if isinstance(model, str) else model
@@ -367,6 +383,10 @@ def serve(
     kv = held.kv or held.activation if kv_dtype is None else cost.cache_name(kv_dtype)
     cache_bytes(kv)
     chosen.rules(machine, Placement(), said)  # refuses what is not allowed, before the placement reads it
+    if machine.slice_of:
+        tp, pp, ep = (1 if degree is None else degree for degree in (tp, pp, ep))
+        for degree, many in (("tp", tp), ("pp", pp), ("ep", ep)):
+            require_undivided(machine, many, degree)
     layout = place(spec, gpus=gpus, tp=tp, pp=pp, ep=ep, node=said.get("node", NODE))
     capacity = Capacity(
         spec=spec,
@@ -379,6 +399,17 @@ def serve(
         engine=chosen,
         sequences=sequences,
         given=given,
+        adapters=adapters(spec, lora, lora_rank, lora_targets, offloaded=gpu_layers is not None or cpu_moe is not None),
+        offload=offload(
+            spec,
+            gpu_layers=gpu_layers,
+            cpu_moe=cpu_moe,
+            processor=processor(machines.resolve(cpu)) if isinstance(cpu, str) else cpu,
+            machine=machine,
+            engine=chosen,
+            layout=layout,
+            simulated=workload is not None,
+        ),
     )
     roofline = Roofline(
         capacity=capacity, bandwidth_efficiency=bandwidth_efficiency, compute_efficiency=compute_efficiency
@@ -397,7 +428,14 @@ def serve(
     return _answer(
         roofline,
         Asked(
-            name=name or spec.name, context=context, users=users, goal=goal, workload=workload, price=paid, gpus=gpus
+            name=name or spec.name,
+            context=context,
+            users=users,
+            goal=goal,
+            workload=workload,
+            price=paid,
+            gpus=gpus,
+            kv_host=kv_host,
         ),
     )
 
@@ -471,6 +509,7 @@ def _answer(roofline: Roofline, asked: Asked) -> ServePlan:
         roofline=roofline,
         fits=tokens and most >= goal.users and all(targets.values()),
         served=served,
+        host_cache=None if asked.kv_host is None else host_cache(roofline, asked.kv_host, context),
         ladder=steps,
         counted=() if room is None else counted(capacity, context, budget, room),
         weight_bytes=capacity.weight_bytes(),
@@ -535,7 +574,7 @@ def _targets(goal: limits.Goal, roofline: Roofline, asked: Asked, batch: int | N
 
 def _caches(capacity: Capacity, context: int) -> Caches:
     """Returns the caches of the whole model: a cache that is replicated on devices counts once."""
-    alone = replace(capacity, layout=Placement()).device.stages[0]
+    alone = replace(capacity, layout=Placement(), offload=None).device.stages[0]
     numbers, c = alone.folds.cache_numbers(context), capacity.conventions
     paged = held_numbers(alone, context, replace(capacity.pages, block=c.block_size))
     own = capacity.kv_bytes if isinstance(capacity.kv_bytes, CacheFormat) else capacity.precision.width

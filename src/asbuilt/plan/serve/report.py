@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from asbuilt.plan.lines import Line
 from asbuilt.plan.render import Cell, Table
-from asbuilt.plan.serve import commands
+from asbuilt.plan.serve import commands, host_cache
+from asbuilt.plan.serve import report_offload as offloads
 from asbuilt.plan.serve import report_workload as workloads
 from asbuilt.plan.serve.conventions import MEANING, TIMES
 from asbuilt.plan.serve.expected import LEVELS, SOURCES, machine_class
@@ -26,6 +27,9 @@ def document(plan: ServePlan) -> dict[str, Any]:
         "model": plan.asked.name,
         "machine": plan.machine.name,
         "layout": _layout(plan),
+        "offload": offloads.plain(plan),
+        "lora": _lora(plan),
+        "kv_host": host_cache.plain(plan),
         "engine": _engine(plan),
         "dtype": plan.precision.name,
         "kv_dtype": plan.capacity.kv_dtype,
@@ -124,6 +128,15 @@ def _expected(plan: ServePlan) -> dict[str, Any]:
     return found | {"judged_by": plan.conventions.targets, "sources": SOURCES if assumed else {}}
 
 
+def _lora(plan: ServePlan) -> dict[str, Any] | None:
+    """Returns the adapters beside the model and their bytes on the fullest device, None without any."""
+    held, capacity = plan.capacity.adapters, plan.capacity
+    if held is None:
+        return None
+    nbytes = max(map(capacity.all_adapters, capacity.device.stages))
+    return {"adapters": held.count, "rank": held.rank, "targets": held.targets, "bytes": nbytes}
+
+
 def _layout(plan: ServePlan) -> dict[str, int]:
     """Returns the degrees; `replicas` are copies of the whole model."""
     names = ("gpus", "tp", "pp", "ep")
@@ -184,6 +197,8 @@ def tables(plan: ServePlan) -> list[Table]:
         *workloads.by_format(plan),
         _command(plan),
         _ladder(plan),
+        offloads.in_host(plan),
+        host_cache.table(plan),
         _components(plan),
         _times(plan),
         _sweep(plan),
@@ -290,7 +305,7 @@ def _components(plan: ServePlan) -> Table:
         many = f", {run.times} per step" if run.times > 1 else ""
         what = f"one decode pass of {run.rows:,} sequences at {plan.context:,} tokens{many}"
     rows: list[tuple[Cell, ...]] = [
-        (c.kind, c.stored, c.weights + c.lookups, c.cache, round(c.flops / run.rows), time(c.seconds), c.bound)
+        (c.name, c.stored, c.weights + c.lookups, c.cache, round(c.flops / run.rows), time(c.seconds), c.bound)
         for c in run.components
     ]
     sums = [sum(int(row[i]) for row in rows) for i in range(1, 5)]
@@ -398,6 +413,7 @@ def _assumed(plan: ServePlan) -> Table:
             "--memory, --memory-utilisation",
         ),
         *workloads.assumed(plan),
+        *offloads.assumed(plan),
         ("engine", f"{capacity.engine.title}; {_at_once(plan)}", "--engine, --max-num-seqs"),
         ("attention", MEANING["kernel"][c.kernel], "--kernel"),
         ("prefill", f"{capacity.chunk:,} tokens at once", "--chunk"),
@@ -502,15 +518,16 @@ def time_lines(plan: ServePlan) -> Iterator[Line]:
 
 
 def _run_lines(plan: ServePlan, name: str, run: Run) -> Iterator[Line]:
-    (rate, _), (score_rate, _) = plan.roofline.rates
-    source = f"bandwidth and rates: {plan.machine.source}"
     parts = {}
     for c in run.components:
         if not c.seconds:
             continue
+        at = plan.roofline.host if c.where == "host" else plan.roofline
+        assert at is not None
+        (rate, _), (score_rate, _) = at.rates
         numbers = {
             "bytes": c.moved,
-            "bandwidth": plan.roofline.bandwidth,
+            "bandwidth": at.bandwidth,
             "product FLOPs": c.products,
             "rate": rate,
             "score FLOPs": c.scores,
@@ -525,15 +542,15 @@ def _run_lines(plan: ServePlan, name: str, run: Run) -> Iterator[Line]:
             numbers |= zip(("bytes", "product FLOPs", "score FLOPs"), c.binding, strict=True)
             note = "bytes of the memory-bound chunks, FLOPs of the others"
         yield Line(
-            name=f"{name}: {c.kind}",
+            name=f"{name}: {c.name}",
             value=c.seconds,
             unit="seconds",
             numbers=numbers,
-            source=source,
+            source=f"bandwidth and rates: {at.capacity.machine.source}",
             formula=formula,
             note=note,
         )
-        parts[c.kind] = c.seconds
+        parts[c.name] = c.seconds
     formula = "{times} × (" + " + ".join(f"{{{kind}}}" for kind in parts) + ") + {links}"
     yield Line(
         name=name,

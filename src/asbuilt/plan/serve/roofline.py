@@ -16,6 +16,7 @@ from asbuilt.plan.serve.conventions import Conventions
 from asbuilt.plan.serve.expected import MINIMUM, Efficiencies, Level, assumed
 from asbuilt.spec import Kind, Pass
 
+Where = Literal["device", "host"]
 Bound = Literal["memory", "compute", "link"]
 # A prompt of more chunks than this is computed as this many longer ones.
 MOST_CHUNKS = 64
@@ -41,6 +42,12 @@ class Component:
     compute_seconds: float
     seconds: float
     binding: tuple[float, float, float]
+    where: Where = "device"
+
+    @property
+    def name(self) -> str:
+        """The kind, and where it is computed if not on the device."""
+        return self.kind if self.where == "device" else f"{self.kind} (host)"
 
     @property
     def moved(self) -> int:
@@ -68,9 +75,10 @@ class Component:
 ADDED = ("weights", "lookups", "cache", "products", "scores", "memory_seconds", "compute_seconds", "seconds")
 
 
-def _nothing(kind: Kind) -> Component:
+def _nothing(kind: Kind, where: Where) -> Component:
     return Component(
         kind=kind,
+        where=where,
         stored=0,
         weights=0,
         lookups=0,
@@ -136,12 +144,14 @@ class Roofline:
     compute_efficiency: float = 1.0
     reached: Efficiencies = MINIMUM
     timed: Efficiencies | None = None
+    level: Level | None = None
 
     def at(self, level: Level) -> Roofline:
         """Returns the roofline with the timed or assumed efficiencies of this machine; unchanged if some are given."""
         if self.given:
             return self
-        return replace(self, reached=assumed(self.capacity.machine, level) if self.timed is None else self.timed)
+        reached = assumed(self.capacity.machine, level) if self.timed is None else self.timed
+        return replace(self, reached=reached, level=level)
 
     @property
     def given(self) -> bool:
@@ -152,6 +162,16 @@ class Roofline:
     def judged(self) -> Roofline:
         """The roofline whose times are held against targets: the expected ones, or the theoretical minima."""
         return self.at("middle") if self.conventions.targets == "expected" else self
+
+    @cached_property
+    def host(self) -> Roofline | None:
+        """The roofline of the processor that computes what is in host memory, None if nothing is."""
+        offload = self.capacity.offload
+        if offload is None:
+            return None
+        alone = replace(self.capacity, machine=offload.processor, offload=None)
+        reached = MINIMUM if self.level is None else assumed(offload.processor, self.level)
+        return replace(self, capacity=alone, reached=reached)
 
     @property
     def conventions(self) -> Conventions:
@@ -193,27 +213,48 @@ class Roofline:
         group = math.ceil(users / (layout.replicas))
         portion = Pass(tokens=1, batch=math.ceil(group / layout.pp), past=context - 1)
         runs = [self.run(stage, portion, layout.pp) for stage in self.capacity.device.stages]
-        return max(runs, key=lambda run: run.seconds)
+        return self._and_host(max(runs, key=lambda run: run.seconds), portion)
 
     def prefill(self, prompt: int) -> Run:
         """Returns the passes of one prompt alone, summed over chunks and stages."""
         chunk = max(self.capacity.chunk, math.ceil(prompt / MOST_CHUNKS))
-        total: dict[Kind, Component] = {}
+        total: dict[tuple[Where, Kind], Component] = {}
         links = 0.0
         for stage in self.capacity.device.stages:
             for past in range(0, prompt, chunk):
-                run = self.run(stage, Pass(tokens=min(chunk, prompt - past), past=past, logits="last"), 1)
+                passed = Pass(tokens=min(chunk, prompt - past), past=past, logits="last")
+                run = self._and_host(self.run(stage, passed, 1), passed)
                 links += run.link_seconds * stage.stage.count
                 for c in run.components:
-                    total[c.kind] = total.get(c.kind, _nothing(c.kind)).and_then(c, stage.stage.count)
-        stored = self.capacity.device.stages[0].folds.weight_bytes
-        components = tuple(replace(c, stored=stored.get(kind, 0)) for kind, c in total.items())
+                    before = total.get((c.where, c.kind), _nothing(c.kind, c.where))
+                    total[c.where, c.kind] = before.and_then(c, stage.stage.count)
+        stored = {"device": self.capacity.device.stages[0].folds.weight_bytes}
+        if self.capacity.host is not None:
+            stored["host"] = self.capacity.host[0].folds.weight_bytes
+        components = tuple(replace(c, stored=stored[where].get(kind, 0)) for (where, kind), c in total.items())
         return Run(components=components, link_seconds=links, rows=prompt)
+
+    def _and_host(self, run: Run, passed: Pass) -> Run:
+        """Returns the pass with what the host computes of it, before or after the device, and the way between them."""
+        if self.host is None or self.capacity.host is None:
+            return run
+        on_host = self.host.run(self.capacity.host[0], passed, 1)
+        components = tuple(replace(c, where="host") for c in on_host.components)
+        links = run.link_seconds + self.crossing(passed.rows) / (self.conventions.host * self.reached.link)
+        return replace(run, components=run.components + components, link_seconds=links)
+
+    def crossing(self, rows: int) -> int:
+        """Returns the bytes between device and host in a pass: the stream once, and rows to experts and back."""
+        spec, offload = self.capacity.spec, self.capacity.offload
+        if offload is None:
+            return 0
+        return rows * self.capacity.precision.width * (spec.stream_width + 2 * offload.crossing_experts * spec.d_model)
 
     def run(self, stage: DeviceStage, run: Pass, times: int) -> Run:
         """Returns one pass of one stage, run `times` times."""
         steps = stage.folds.step(run, self.capacity.kv_bytes)
         self._read_embedding(stage, steps)
+        self._with_adapters(stage, steps, run)
         products, causal, counted = self._products(run), self.conventions.scores == "causal", self._charged is None
         (weight_rate, _), (score_rate, _) = self.rates
         reached, held, components = self.reached, stage.folds.weight_bytes, []
@@ -243,11 +284,29 @@ class Roofline:
             components=tuple(components), link_seconds=times * self._links(stage, run), rows=run.rows, times=times
         )
 
+    def weights(self, stage: DeviceStage, run: Pass) -> dict[Kind, int]:
+        """Returns the bytes of weights that a pass of one stage reads, by kind of part."""
+        steps = stage.folds.step(run, self.capacity.kv_bytes)
+        self._read_embedding(stage, steps)
+        self._with_adapters(stage, steps, run)
+        return {kind: step.weights for kind, step in steps.items()}
+
     def _read_embedding(self, stage: DeviceStage, steps: dict[Kind, RunCost]) -> None:
         if self.conventions.embedding == "read":
             for entry in stage.folds.stored:
                 if entry.weight.role == "table" and entry.path not in stage.folds.multiplied_elsewhere:
                     steps[entry.kind].weights += math.ceil(entry.nbytes) * entry.count
+
+    def _with_adapters(self, stage: DeviceStage, steps: dict[Kind, RunCost], run: Pass) -> None:
+        """Adds the LoRA adapters that a pass reads, one for each sequence at most, and each token's products."""
+        capacity = self.capacity
+        if capacity.adapters is None:
+            return
+        number = capacity.device.stages.index(stage)
+        for kind, nbytes in capacity.one_adapter(stage).items():
+            steps[kind].weights += min(capacity.adapters.count, run.batch) * nbytes
+        for kind, flops in capacity.adapters.products(capacity.layout, number, run).items():
+            steps[kind].products += flops
 
     def _products(self, run: Pass) -> Fraction | int:
         """Returns the factor on product FLOPs if parameters are counted instead."""
@@ -276,20 +335,26 @@ class Roofline:
             nbytes = sum(sums.values()) * run.rows * spec.d_model * width * Fraction(2 * (layout.tp - 1), layout.tp)
             seconds += float(nbytes) / self.network.bandwidth(layout.tp, 1)
         if layout.ep > 1:
-            nbytes = 2 * self._to_experts(stage, run) * width * Fraction(layout.ep - 1, layout.ep)
+            nbytes = 2 * run.rows * self._to_experts(stage) * width * Fraction(layout.ep - 1, layout.ep)
             seconds += float(nbytes) / self.network.bandwidth(layout.wide, 1)
         if layout.pp > 1 and not stage.stage.last:
             seconds += run.rows * spec.stream_width * width / self.network.bandwidth(layout.pp, layout.wide)
         return seconds / self.reached.link
 
-    def _to_experts(self, stage: DeviceStage, run: Pass) -> int:
-        """Returns the numbers that come back from the experts: a chosen expert's output per row."""
-        return sum(
-            node.count * product.a * product.c
-            for node, seen in stage.folds.root.runs(run)
-            for product in node.own.multiplies(seen)
-            if product.weight in node.own.spreads() and node.own.holds()[product.weight].split == "in"
-        )
+    def _to_experts(self, stage: DeviceStage) -> int:
+        """Returns the numbers that come back from the experts for a row: the output of each that it chose."""
+        if stage not in self._returned:
+            self._returned[stage] = sum(
+                node.count * product.a * product.c
+                for node, seen in stage.folds.root.runs(Pass(tokens=1))
+                for product in node.own.multiplies(seen)
+                if product.weight in node.own.spreads() and node.own.holds()[product.weight].split == "in"
+            )
+        return self._returned[stage]
+
+    @cached_property
+    def _returned(self) -> dict[DeviceStage, int]:
+        return {}
 
     def knee(self, context: int) -> int | None:
         """Returns the smallest batch that is compute-bound in total; None if every batch is memory-bound.

@@ -45,10 +45,14 @@ def search(
 
     With `gpus` all have that many devices; without, a layout that needs more than another one found before is dropped.
     """
+    if roofline.capacity.offload is not None:
+        raise InputError("layouts with layers in host memory are not searched", field="search", fix="leave out -ngl")
     found: list[Found] = []
     best = gpus or most
     narrowest = None
     for copy in copies(roofline.capacity.spec, gpus or most, roofline.conventions.node):
+        if roofline.capacity.machine.slice_of and copy.gpus > 1:
+            break
         if not _holds(roofline, copy, context) or copy.gpus > WIDER * (narrowest or copy.gpus):
             continue
         narrowest = narrowest or copy.gpus

@@ -14,10 +14,11 @@ from functools import cached_property
 
 from asbuilt.plan.devices import DeviceStage
 from asbuilt.plan.serve.curve import Curve, Vector
-from asbuilt.plan.serve.roofline import Component, Roofline, Run
-from asbuilt.spec import Pass
+from asbuilt.plan.serve.roofline import Roofline, Run
+from asbuilt.spec import Kind, Pass
 
 # A chunk's time is a quadratic of its size through three of these fractions of the largest chunk.
+MOST_CURVES = 20
 SIZES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1)
 
 
@@ -31,7 +32,7 @@ class StageTimes:
     def __init__(self, roofline: Roofline, stage: DeviceStage, *, chunk: int, longest: int, each: int) -> None:
         self._roofline, self._stage, self._each, self._longest = roofline, stage, each, longest
         self._chunk = chunk
-        self.kinds = [c.kind for c in self._run(Pass(tokens=chunk, logits="last")).components]
+        self.kinds: list[Kind] = [c.kind for c in self._run(Pass(tokens=chunk, logits="last")).components]
         self._sizes = sorted({1, *(max(1, int(chunk * share)) for share in SIZES)})
         self._chunks: dict[int, Curve] = {}
         self._weights: dict[int, Vector] = {}
@@ -53,13 +54,22 @@ class StageTimes:
 
     @cached_property
     def _of_rows(self) -> Curve:
-        """Seconds of the weights that a pass of that many rows reads."""
+        """Seconds of the weights that a pass of that many rows reads, which are the same for any number of copies."""
+        roofline, stage = self._roofline, self._stage
 
         def read(rows: int) -> Vector:
-            found: dict[str, Component] = {c.kind: c for c in self._run(Pass(tokens=1, batch=max(1, rows))).components}
-            return tuple(self._roofline.reading(found[k].weights, 0) if k in found else 0.0 for k in self.kinds)
+            found = roofline.weights(stage, Pass(tokens=1, batch=max(1, rows)))
+            return tuple(roofline.reading(found.get(kind, 0), 0) for kind in self.kinds)
 
-        return Curve(read, 2 * self._chunk)
+        capacity = roofline.capacity
+        key = (roofline.reading(1, 0), capacity.conventions.embedding, capacity.adapters, self._chunk, *self.kinds)
+        if key not in stage.curves:
+            if len(stage.curves) >= MOST_CURVES:
+                stage.curves.clear()
+            stage.curves[key] = Curve(read, 2 * self._chunk)
+        curve = stage.curves[key]
+        assert isinstance(curve, Curve)
+        return curve
 
     def weights(self, rows: int) -> Vector:
         """Returns the seconds of reading weights, of experts those that `rows` tokens activate; nothing for none."""

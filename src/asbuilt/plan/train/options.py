@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from asbuilt.dtypes import PLAIN, TRAINED
 from asbuilt.errors import InputError, one_of
 from asbuilt.kernels.memory.loss import LOSSES, Loss
-from asbuilt.plan.network import LINK_SOURCE, NETWORK, NODE
+from asbuilt.plan.network import HOST, LINK_SOURCE, NETWORK, NODE
 from asbuilt.plan.placement import Placement, arrange
 from asbuilt.plan.train import efficiency
 from asbuilt.plan.train.optimizers import Recipe, optimizer
@@ -27,7 +27,6 @@ QLORA_RANK = 64  # as in the paper, if --qlora is given without a rank
 
 # Defaults of the options that are assumptions, defined here or in conventions.py. Rates are in bytes/s per GPU.
 RESERVE = 0.05
-HOST = 25e9
 EFFECTIVE = 0.9
 
 ASSUMPTIONS = {

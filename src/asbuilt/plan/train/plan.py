@@ -12,16 +12,17 @@ from functools import cached_property
 from typing import Any
 
 from asbuilt.catalog.machine import Machine
+from asbuilt.catalog.slices import require_undivided
 from asbuilt.errors import InputError, one_of
 from asbuilt.plan.lines import Line
-from asbuilt.plan.network import NETWORK, joining
+from asbuilt.plan.network import HOST, NETWORK, joining
 from asbuilt.plan.placement import Placement
 from asbuilt.plan.suggestion import Suggestion
 from asbuilt.plan.train.computing import Speed
 from asbuilt.plan.train.efficiency import reached
 from asbuilt.plan.train.ladder import against, ladder, logits
 from asbuilt.plan.train.optimizers import State
-from asbuilt.plan.train.options import ASSUMPTIONS, CHINCHILLA, HOST, Options
+from asbuilt.plan.train.options import ASSUMPTIONS, CHINCHILLA, Options
 from asbuilt.plan.train.published import SECONDS_AN_HOUR, Run, nearest
 from asbuilt.plan.train.stages import StageMemory, fullest
 from asbuilt.plan.train.step import TrainingStep
@@ -303,6 +304,7 @@ def plan(subject: Subject, machine: Machine, options: Options) -> TrainPlan:
     """Returns the plan, with suggestions if it does not fit."""
     from asbuilt.plan.train.search import suggest
 
+    require_undivided(machine, options.gpus, "gpus")
     trial = attempt(subject, machine, options)
     return TrainPlan(
         model=subject.model.name if subject.model is not None else f"{subject.total:,} parameters",
