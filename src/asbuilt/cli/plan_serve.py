@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from asbuilt.cli import html as web
 from asbuilt.cli.opening import allow_unread_option, opened_all
 from asbuilt.cli.output import print_json, say, table, warn, write
 from asbuilt.cli.types import Tokens
@@ -196,6 +197,7 @@ def _convention_options(command: Callable[..., None]) -> Callable[..., None]:
 @_convention_options
 @allow_unread_option
 @click.option("--plot", metavar="FILE", help="Write plots of the plans: .svg, .png or .pdf.")
+@web.html_option
 @click.option("--explain", is_flag=True, help="Print every formula with its numbers.")
 @click.option("--markdown", is_flag=True, help="Print tables in Markdown.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
@@ -207,6 +209,7 @@ def serve(
     measured: str | None,
     allow_unread: tuple[str, ...],
     plot: str | None,
+    html: str | None,
     price: tuple[str, ...],
     search: bool,
     explain: bool,
@@ -219,13 +222,21 @@ def serve(
     Several models or machines are compared in a table. The exit code is 1 if it does not fit.
     """
     plots = None if plot is None else _plots(Path(plot))
+    web.check(html)
     sources = opened_all(models, allow_unread)
     typed = _typed(ctx)
     plans = list(_plans(sources, gpus_named, measured, price, options))
     if plots is not None and plot is not None:
         plots.save(plans, Path(plot))
     defaults = {source.name: source.reading.defaults for source in sources}
-    _print(plans, defaults, typed, search=search, explain=explain, markdown=markdown, as_json=as_json)
+    documents = _documents(plans, defaults, typed, search=search) if as_json or html is not None else []
+    if as_json:
+        print_json({"plans": documents} if len(plans) > 1 else documents[0])
+    else:
+        _print(plans, defaults, search=search, explain=explain, markdown=markdown)
+    if html is not None:
+        named = [(name, source) for name, source in zip(models, sources, strict=True) for _ in gpus_named]
+        web.save(html, ctx, web.served(ctx, named, plans, documents, allow_unread))
     answers = [bool(plan.layouts) for plan in plans] if search else [_met(plan) for plan in plans]
     ctx.exit(0 if all(answers) else 1)
 
@@ -238,7 +249,8 @@ def _met(plan: ServePlan) -> bool:
 def _typed(ctx: click.Context) -> dict[str, Any]:
     """Returns the options that were given, as they were typed where that is a text."""
     given = click.core.ParameterSource.COMMANDLINE
-    return {name: value for name, value in ctx.params.items() if ctx.get_parameter_source(name) is given}
+    said = {name: value for name, value in ctx.params.items() if ctx.get_parameter_source(name) is given}
+    return {name: value for name, value in said.items() if name != "html"}
 
 
 def _plots(path: Path) -> ModuleType:
@@ -314,28 +326,32 @@ def _efficiency(path: Path, source: Source) -> dict[str, float]:
     return {"bandwidth_efficiency": bandwidth, "compute_efficiency": compute}
 
 
+def _documents(
+    plans: list[ServePlan], defaults: dict[str, dict[str, int | bool]], typed: dict[str, Any], *, search: bool
+) -> list[dict[str, Any]]:
+    """Returns the document of each plan, with its layouts after a search."""
+    from asbuilt.api.plan import serve_document
+    from asbuilt.plan.serve.report_workload import layouts
+
+    documents = [serve_document(plan, defaults[plan.asked.name]) | {"typed": typed} for plan in plans]
+    if search:
+        documents = [made | {"layouts": layouts(plan)} for made, plan in zip(documents, plans, strict=True)]
+    return documents
+
+
 def _print(
     plans: list[ServePlan],
     defaults: dict[str, dict[str, int | bool]],
-    typed: dict[str, Any],
     *,
     search: bool,
     explain: bool,
     markdown: bool,
-    as_json: bool,
 ) -> None:
-    from asbuilt.api.plan import serve_document
     from asbuilt.plan import render
     from asbuilt.plan.serve import report_workload
     from asbuilt.plan.serve.report import compare
-    from asbuilt.plan.serve.report_workload import found, layouts
+    from asbuilt.plan.serve.report_workload import found
 
-    if as_json:
-        documents = [serve_document(plan, defaults[plan.asked.name]) | {"typed": typed} for plan in plans]
-        if search:
-            documents = [made | {"layouts": layouts(plan)} for made, plan in zip(documents, plans, strict=True)]
-        print_json({"plans": documents} if len(plans) > 1 else documents[0])
-        return
     for name, said in defaults.items():
         if said:
             say(f"{name}: {defaults_line(said)}")

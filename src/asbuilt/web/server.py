@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import json
-import math
 import socket
 from pathlib import Path
 from threading import BoundedSemaphore
@@ -27,6 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from asbuilt.checkpoint.source import Source
 from asbuilt.errors import InputError
+from asbuilt.files import json_text
 from asbuilt.web.questions import ANSWERS, answer, catalogue
 
 HOST = "127.0.0.1"
@@ -120,20 +120,8 @@ def _refusal(error: InputError) -> dict[str, Any]:
 
 
 def _json(document: dict[str, Any], status: int = 200) -> Response:
-    """Returns the document as the command line prints it: NaN and infinities become null."""
-    try:
-        text = json.dumps(document, indent=1, allow_nan=False)
-    except ValueError:
-        text = json.dumps(_finite(document), indent=1, allow_nan=False)
-    return Response(text, status, media_type="application/json")
-
-
-def _finite(value: Any) -> Any:  # noqa: ANN401
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    """Returns the document as the command line prints it."""
+    return Response(json_text(document), status, media_type="application/json")
 
 
 def listening(port: int) -> socket.socket:

@@ -1,7 +1,8 @@
 // The page: what is asked is in the URL; each change asks the server anew and draws its answers.
+import { show as dialog, surround } from "./chrome.js";
 import { $, el } from "./dom.js";
+import { panels } from "./draw.js";
 import { command, empty, question, read, write } from "./state.js";
-import * as views from "./views.js";
 
 const KINDS = ["describe", "serve", "train", "curves"];
 const WAIT = 150; // ms of typing before a question
@@ -58,16 +59,7 @@ function report(problems) {
 
 function draw(now, before) {
   const opened = [...document.querySelectorAll('[aria-expanded="true"]')].map((one) => one.closest("tr").dataset.figure);
-  const made = [];
-  if (now.describe || now.serve) made.push(views.answer(now, before, open));
-  if (now.serve) made.push(views.memory(now, before?.serve ? before : null, open));
-  if (now.curves) made.push(views.roofline(now, before, open));
-  if (now.curves?.users.length && now.serve) made.push(views.users(now, before, open));
-  if (now.serve?.sweep.length) made.push(views.speed(now, before, open));
-  if (now.describe) made.push(views.parameters(now, before, open));
-  if (now.train) made.push(views.training(now, before?.train ? before : null, open));
-  if (now.describe) made.push(views.tree(now, open), views.steps(now, open));
-  $("panels").replaceChildren(...made.filter(Boolean));
+  $("panels").replaceChildren(...panels(now, before, open));
   for (const figure of opened.filter(Boolean)) document.querySelector(`[data-figure="${figure}"] .open`)?.click();
   const name = state.model || "config.json";
   $("question").textContent = now.serve ? `${name} on ${now.serve.layout.gpus} × ${now.serve.machine}, ${now.serve.context.toLocaleString("en-US")} tokens per user` : name;
@@ -75,10 +67,8 @@ function draw(now, before) {
 }
 
 function open(title, kind) {
-  $("dialog-title").textContent = `${title}: JSON`;
-  $("command").textContent = kind === "config" || kind === "curves" ? "" : command(state, kind);
-  $("json").textContent = kind === "config" ? latest.config : latest.texts[kind];
-  $("dialog").showModal();
+  const printed = kind === "config" || kind === "curves" ? "" : command(state, kind);
+  dialog(title, kind === "config" ? latest.config : latest.texts[kind], printed);
 }
 
 // ---- the form
@@ -213,19 +203,10 @@ function listen() {
       report([{ field: error.field ?? "", message: error.message }]);
     }
   });
-  $("close").addEventListener("click", () => $("dialog").close());
-  $("copy").addEventListener("click", () => navigator.clipboard.writeText($("json").textContent));
-  $("theme").addEventListener("change", (event) => theme(event.target.value));
   window.addEventListener("hashchange", () => {
     state = read(location.hash);
     start();
   });
-}
-
-function theme(value) {
-  if (value) document.documentElement.dataset.theme = value;
-  else delete document.documentElement.dataset.theme;
-  localStorage.setItem("theme", value);
 }
 
 function start() {
@@ -235,8 +216,7 @@ function start() {
   ask();
 }
 
-$("theme").value = localStorage.getItem("theme") ?? "";
-theme($("theme").value);
+surround();
 listen();
 state = read(location.hash);
 catalogue = (await fetched("api/catalogue")).document;
