@@ -13,7 +13,7 @@ from asbuilt.errors import InputError
 
 if TYPE_CHECKING:
     from asbuilt.checkpoint.source import Source
-    from asbuilt.plan import ServePlan
+    from asbuilt.plan import ServePlan, TrainPlan
     from asbuilt.web.single import Case, Document
 
 C = TypeVar("C", bound=Callable[..., Any])
@@ -69,6 +69,14 @@ def described(model: str, source: Source, allow_unread: Sequence[str], kv_dtype:
     said += [word for key in allow_unread for word in ("--allow-unread", key)]
     data = describe(source, kv_dtype=kv_dtype).document()
     return Document(data=data, command=shlex.join([*said, "--json"]))
+
+
+def ranks(plan: TrainPlan) -> Document:
+    """Returns the memory of the ranks of a training plan."""
+    from asbuilt.web import curves
+    from asbuilt.web.single import Document
+
+    return Document(data=curves.ranks(plan))
 
 
 def served(

@@ -14,7 +14,7 @@ from asbuilt.cli import html as web
 from asbuilt.cli.opening import allow_unread_option, opened_all
 from asbuilt.cli.output import print_json, say, table, warn, write
 from asbuilt.cli.types import Tokens
-from asbuilt.cli.workload import prices, workload, workload_options
+from asbuilt.cli.workload import workload_options
 from asbuilt.errors import InputError
 from asbuilt.plan.serve.conventions import CHOICES, CHUNK, MEANING, Conventions
 from asbuilt.shown import defaults_line
@@ -269,6 +269,7 @@ def _plans(
     options: dict[str, Any],
 ) -> Iterator[ServePlan]:
     from asbuilt.api.plan import precision
+    from asbuilt.api.workload import prices, workload
     from asbuilt.plan import serve as plan
 
     conventions, options = _conventions(options), _times(options)

@@ -206,7 +206,7 @@ def train(
     if plot is not None:
         plots.save_training(made, Path(plot))
     if html is not None:
-        documents = {"train": web.printed(ctx, _document(made, ranked, read))}
+        documents = {"train": web.printed(ctx, _document(made, ranked, read)), "ranks": web.ranks(made)}
         if source is not None and model is not None:
             documents["describe"] = web.described(model, source, allow_unread)
         title = f"Training {made.model} on {made.trial.layout.gpus} x {made.machine.name}"

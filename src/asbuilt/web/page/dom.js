@@ -1,6 +1,6 @@
 // Elements, by name, attributes and children; text is always text, never markup.
 const SVG = "http://www.w3.org/2000/svg";
-const DRAWN = new Set(["svg", "g", "path", "line", "circle", "rect", "text", "title", "polyline"]);
+const DRAWN = new Set(["svg", "g", "path", "line", "circle", "rect", "text", "title", "polyline", "polygon"]);
 
 export function el(name, attributes = {}, ...children) {
   const made = DRAWN.has(name) ? document.createElementNS(SVG, name) : document.createElement(name);

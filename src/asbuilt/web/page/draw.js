@@ -3,18 +3,26 @@ import { answer } from "./figures.js";
 import { measured } from "./measured.js";
 import { parameters, steps, tree } from "./model.js";
 import { memory, roofline, speed, users } from "./serving.js";
-import { training } from "./training.js";
+import { ranked, ranks, training } from "./training.js";
+import { cost, costs, formats, layouts, workload } from "./workload.js";
 
 export function panels(now, before, open) {
-  const made = [];
+  const made = [], { describe, serve, curves, train } = now;
+  const served = before?.serve ? before : null;
   if (now.measure) made.push(measured(now, open));
-  if (now.describe || now.serve || now.train) made.push(answer(now, before, open));
-  if (now.serve) made.push(memory(now, before?.serve ? before : null, open));
-  if (now.curves) made.push(roofline(now, before, open));
-  if (now.curves?.users.length && now.serve) made.push(users(now, before, open));
-  if (now.serve?.sweep.length) made.push(speed(now, before, open));
-  if (now.describe) made.push(parameters(now, before, open));
-  if (now.train) made.push(training(now, before?.train ? before : null, open));
-  if (now.describe) made.push(tree(now, open), steps(now, open));
+  if (describe || serve || train) made.push(answer(now, before, open));
+  if (serve?.workload) made.push(workload(now, served, open));
+  if (serve) made.push(memory(now, served, open));
+  if (serve?.cost) made.push(cost(now, served, open));
+  if (serve?.layouts) made.push(layouts(now, open));
+  if (curves) made.push(roofline(now, before, open));
+  if (curves?.users.length && serve) made.push(users(now, before, open));
+  if (curves && serve?.sweep.length) made.push(speed(now, before, open));
+  if (curves && serve?.cost && serve.sweep.length) made.push(costs(now, before, open));
+  if (curves?.contexts.length && serve) made.push(formats(now, open));
+  if (train) made.push(training(now, before?.train ? before : null, open));
+  if (train?.search) made.push(ranked(now, open));
+  if (now.ranks) made.push(ranks(now, open));
+  if (describe) made.push(parameters(now, before, open), tree(now, open), steps(now, open));
   return made.filter(Boolean);
 }

@@ -37,9 +37,13 @@ export function answer(now, before, open) {
   });
   const names = old ? [["figure"], ["before", "n"], ["now", "n"], ["change", "n"]] : [["figure"], ["value", "n"]];
   const s = now.serve;
-  const fits = s && s.fits !== null && el("p", {}, el("span", { class: s.fits ? "yes" : "no" }, s.fits ? "✓ It fits" : "✗ It does not fit"),
+  const fits = s && s.fits !== null && el("p", {}, el("span", { class: s.fits ? "yes" : "no" }, s.fits ? "✓ It fits" : Object.values(s.targets).includes(false) ? "✗ A target is missed" : "✗ It does not fit"),
     ` on ${whole(s.layout.gpus)} × ${s.machine}, in ${s.dtype}, cache in ${s.kv_dtype}`);
+  const met = s && Object.entries(s.targets).map(([name, yes]) => el("p", {}, el("span", { class: yes ? "yes" : "no" }, yes ? "✓ met" : "✗ missed"), ` ${name}`));
+  const told = [...(s?.warnings ?? []), ...(s?.refused ?? []).map((one) => `${one.path}: ${one.figure}: ${one.reason}`)].map((text) => el("p", { class: "problem" }, text));
+  const start = s?.engine.command && el("details", {}, el("summary", {}, `The command that starts ${s.engine.title} with these values`),
+    el("p", {}, el("code", {}, s.engine.command)), s.engine.command_leaves_out.length ? el("p", { class: "note" }, `It leaves out: ${s.engine.command_leaves_out.join("; ")}`) : null);
   const change = s?.suggestions?.length ? el("p", { class: "note" }, `What to change: ${s.suggestions.slice(0, 3).map((one) => `${one.option} (${one.effect})`).join("; ")}`) : "";
   return panel("Figures", s ? "serve" : "describe", open, { note: "A name opens its derivation. Speeds are expected ones; the minimum and the range stand behind them." },
-    fits, change, el("div", { class: "scroll" }, el("table", {}, head(...names), el("tbody", {}, body))));
+    fits, met, told, change, start, el("div", { class: "scroll" }, el("table", {}, head(...names), el("tbody", {}, body))));
 }

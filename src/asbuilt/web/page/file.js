@@ -16,7 +16,8 @@ function table({ title, columns, rows }) {
 function drawn(one, alone) {
   const texts = Object.fromEntries(Object.entries(one.documents).map(([kind, { id }]) => [kind, $(id).textContent]));
   const documents = Object.fromEntries(Object.entries(texts).map(([kind, text]) => [kind, JSON.parse(text)]));
-  const open = (title, kind) => show(title, texts[kind], one.documents[kind].command);
+  const of = { layouts: "serve", ranked: "train" }; // a command's document has its layouts too
+  const open = (title, kind) => show(title, texts[of[kind] ?? kind], one.documents[of[kind] ?? kind].command);
   const made = [...one.tables.map(table), ...panels(documents, null, open)];
   if (alone) return made;
   const id = fresh(); // a panel is named after its plan too

@@ -27,6 +27,10 @@ export function seconds(s) {
   return s >= 1e-3 ? `${digits(s * 1e3)} ms` : `${digits(s * 1e6)} µs`;
 }
 
+export const share = (part) => `${digits(part * 100)}%`;
+
+export const money = (currency) => (amount) => `${currency}${/^[A-Z]{3}$/.test(currency) ? " " : ""}${digits(amount)}`;
+
 export const plain = (value) =>
   typeof value === "number" ? (Number.isInteger(value) ? whole(value) : digits(value, 6)) : String(value);
 

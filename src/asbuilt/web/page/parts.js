@@ -3,7 +3,7 @@ import { el, fresh } from "./dom.js";
 import { bytes, difference, plain } from "./format.js";
 
 export const cell = (text, kind = "n") => el("td", { class: kind }, text);
-export const head = (...names) => el("thead", {}, el("tr", {}, names.map(([text, kind]) => (text ? el("th", { class: kind ?? "", scope: "col" }, text) : el("td")))));
+export const head = (...names) => el("thead", {}, el("tr", {}, names.map(([text, kind]) => (text ? el("th", { class: kind ?? "", scope: "col" }, text) : el("td", { class: kind ?? "" })))));
 
 export function panel(title, document, open, { wide = false, note = "" } = {}, ...children) {
   const id = fresh();
@@ -49,3 +49,7 @@ export function ladder(lines, { old, total, key }) {
     return derived(line.line, cells, behindLine(line), { columns, total: total && i === lines.length - 1, moved: old && was !== line.bytes, key: `${key}-${slug(line.line)}` });
   });
 }
+
+// A button that the page hears; a file has nobody to listen, and hides it.
+export const use = (where, values, name) =>
+  el("td", { class: "use" }, el("button", { type: "button", "aria-label": `Use ${name}`, on: { click: ({ currentTarget }) => currentTarget.dispatchEvent(new CustomEvent("use", { bubbles: true, detail: { where, values } })) } }, "Use"));

@@ -42,14 +42,17 @@ export function users(now, before, open) {
       y: { name: "users", text: whole }, series, marks: [{ x: s.context, y: s.users, name: `${whole(s.users)} at ${whole(s.context)}`, class: "dot b", square: true }] }));
 }
 
+const at = (one) => [one.tokens_per_second_per_user, one.tokens_per_second];
+
+// The expected speeds at each batch, the range of low and high efficiencies, and the theoretical maximum.
 export function speed(now, before, open) {
-  const sweep = now.serve.sweep, old = before?.serve?.sweep, fitting = now.serve.users_that_fit ?? 0;
-  const at = (one) => [one.tokens_per_second_per_user, one.tokens_per_second];
-  const dots = sweep.map((one) => ({ class: one.batch <= fitting ? "dot" : "hollow", text: `batch ${one.batch}: ${digits(one.tokens_per_second, 4)} tokens/s, ${digits(one.tokens_per_second_per_user, 4)} per user${one.batch <= fitting ? "" : ", does not fit"}` }));
-  const series = [...(old ? [{ class: "before", points: old.map(at) }] : []), { class: "curve", points: sweep.map(at), dots }];
-  const d = now.serve.decode;
-  const knee = now.serve.knee === null ? "memory-bound at every batch size" : `compute-bound from a batch of ${whole(now.serve.knee)}`;
-  return panel("Throughput against speed per user", "serve", open, { note: `Batches of 1 to ${whole(sweep.at(-1).batch)}, theoretical maxima; filled: fits, hollow: does not. Decoding is ${knee}.${old ? " Dashed: before." : ""}` },
-    chart({ title: "Throughput against speed per user", description: knee, x: { name: "tokens/s of one user", text: (n) => digits(n) }, y: { name: "tokens/s of all", text: (n) => scaled(n, "") },
-      series, marks: d ? [{ x: d.tokens_per_second_per_user, y: d.tokens_per_second, name: `batch of ${whole(d.batch)}`, class: "dot b", square: true }] : [] }));
+  const { sweep, knee } = now.serve, d = now.curves.decode, { middle, low, high } = now.curves.speeds, fitting = now.serve.users_that_fit ?? 0;
+  const old = before?.curves?.speeds.middle;
+  const dots = middle.map((one) => ({ class: one.batch <= fitting ? "dot" : "hollow", text: `batch ${one.batch}: ${digits(one.tokens_per_second, 4)} tokens/s, ${digits(one.tokens_per_second_per_user, 4)} per user${one.batch <= fitting ? "" : ", does not fit"}` }));
+  const series = [{ class: "limit", points: sweep.map(at) }, ...(old ? [{ class: "before", points: old.map(at) }] : []), { class: "curve", points: middle.map(at), dots }];
+  const told = knee === null ? "memory-bound at every batch size" : `compute-bound from a batch of ${whole(knee)}`;
+  const mark = d && { x: d.tokens_per_second_per_user, y: d.tokens_per_second, name: `batch of ${whole(d.batch)}`, class: "dot b", square: true };
+  return panel("Throughput against speed per user", "curves", open, { note: `Batches of 1 to ${whole(sweep.at(-1).batch)}: expected, shaded from low to high efficiencies, dotted the theoretical maximum; filled: fits, hollow: does not. Decoding is ${told}.${old ? " Dashed: before." : ""}` },
+    chart({ title: "Throughput against speed per user", description: told, x: { name: "tokens/s of one user", text: (n) => digits(n) }, y: { name: "tokens/s of all", text: (n) => scaled(n, "") },
+      series, band: [...low.map(at), ...high.map(at).reverse()], marks: mark ? [mark] : [] }));
 }

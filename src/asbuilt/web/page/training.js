@@ -1,7 +1,7 @@
-// The panels of training: memory by line, the step, days and money.
+// The panels of training: memory by line and by rank, the step, days and money, and layouts.
 import { el } from "./dom.js";
-import { bytes, count, difference, digits, seconds, whole } from "./format.js";
-import { cell, derived, head, ladder, panel, say } from "./parts.js";
+import { bytes, count, difference, digits, seconds, share, whole } from "./format.js";
+import { cell, derived, head, ladder, panel, say, use } from "./parts.js";
 
 export function training(now, before, open) {
   const t = now.train, old = before?.train?.ladder, l = t.layout;
@@ -10,11 +10,37 @@ export function training(now, before, open) {
   const time = Object.entries(t.step.breakdown_seconds).filter(([, s]) => s).map(([name, s]) => `${name} ${seconds(s)}`).join(", ");
   const layout = `${whole(t.gpus)} × ${t.gpu}: dp ${l.dp}, tp ${l.tp}, pp ${l.pp}, ep ${l.ep}, cp ${l.cp}, ZeRO ${l.zero}`;
   const run = el("table", {}, el("tbody", {}, [["one step", seconds(t.step.seconds), time], ["tokens/s", whole(t.step.tokens_per_second), `${whole(t.step.tokens)} tokens a step`],
-    ["MFU, 6ND", `${digits(t.step.mfu["6ND"] * 100)}%`, t.conventions.mfu], ["days", digits(t.days, 4), `${count(t.tokens)} tokens`],
-    ...(t.money === null ? [] : [["money", whole(t.money), "price × GPU-hours"]])].map(([name, value, how]) => el("tr", {}, el("th", { scope: "row" }, name), cell(value), el("td", { class: "note" }, how)))));
+    ["MFU, 6ND", `${digits(t.step.mfu["6ND"] * 100)}%`, t.conventions.mfu], ["days", digits(t.days, 4), `${count(t.tokens)} tokens; ${t.conventions.days}`],
+    ["GPU hours", whole(t.gpu_hours), `${whole(t.published_run.gpu_hours)} at the ${share(t.published_run.mfu)} of ${t.published_run.name}: ${t.published_run.source}`],
+    ...(t.money === null ? [] : [["money", whole(t.money), `${digits(t.options.price, 4)} for a GPU-hour`]])].map(([name, value, how]) => el("tr", {}, el("th", { scope: "row" }, name), cell(value), el("td", { class: "note" }, how)))));
   const change = t.suggestions.length ? el("p", { class: "note" }, `What to change: ${t.suggestions.slice(0, 3).map((one) => `${one.change} (${one.effect})`).join("; ")}`) : "";
   return panel("Training plan", "train", open, { wide: true },
     el("p", {}, el("span", { class: t.fits ? "yes" : "no" }, t.fits ? "✓ It fits" : "✗ It does not fit"), ` on ${layout}`), change,
     el("div", { class: "halves" }, el("div", { class: "scroll" }, el("table", {}, head(["memory"], ["bytes", "n"], ...(old ? [["change", "n"]] : []), [""]), el("tbody", {}, rows, total))),
       el("div", { class: "scroll" }, run)));
+}
+
+const PIECES = [["state", "weights, gradients and optimizer"], ["gathered", "gathered weights, gradients before they are scattered"], ["activations", "activations of the micro-batches in flight"], ["in_flight", "of so many"], ["working", "outside the blocks, and temporary tensors"]];
+
+export function ranks(now, open) {
+  const { stages, memory, usable } = now.ranks, most = Math.max(memory, ...stages.map((one) => one.bytes));
+  const rows = stages.flatMap((one) => derived(`stage ${one.stage}`, [cell(whole(one.ranks)), cell(bytes(one.bytes)),
+    el("td", { class: "bars", "aria-hidden": "true" }, el("span", { class: one.bytes <= usable ? "bar" : "bar over", "width%": (100 * one.bytes) / most })), el("td", {}, one.bytes <= usable ? "✓ fits" : "✗ too much")],
+  [el("dl", {}, PIECES.map(([key, name]) => [el("dt", {}, name), el("dd", {}, key === "in_flight" ? digits(one[key]) : bytes(one[key]))]), one.on_host ? [el("dt", {}, "of it in host memory, not counted"), el("dd", {}, bytes(one.on_host))] : [])], { columns: 5, key: `rank-${one.stage}` }));
+  return panel("Training memory by rank", "ranks", open, { note: `The ranks of a pipeline stage hold the same: ${bytes(usable)} of ${bytes(memory)} can be used.` },
+    el("div", { class: "scroll tall", tabindex: 0, role: "group", "aria-label": "memory by rank" }, el("table", {}, head(["pipeline stage"], ["ranks", "n"], ["bytes", "n"], [""], [""]), el("tbody", {}, rows))));
+}
+
+export function ranked(now, open) {
+  const { layouts, tried, fitting } = now.train.search;
+  const title = "Layouts for training, ranked";
+  if (!layouts.length) return panel(title, "ranked", open, { wide: true }, el("p", { class: "no" }, `✗ None of ${whole(tried)} fits`));
+  const rows = layouts.map((one) => {
+    const { dp, tp, pp, ep, cp, zero } = one.layout, batch = /--micro-batch (\d+)/.exec(one.options)?.[1] ?? "1";
+    const values = { tp, pp, ep, cp, zero, batch, accumulate: one.accumulate, checkpointing: one.checkpointing };
+    return el("tr", { "data-layout": one.options }, use("training", values, one.options), el("th", { scope: "row" }, el("code", {}, one.options)), cell(whole(dp)), cell(bytes(one.per_device_bytes)), cell(seconds(one.step_seconds)), cell(whole(one.tokens_per_second)));
+  });
+  return panel(title, "ranked", open, { wide: true, note: `The fastest of ${whole(fitting)} that fit, of ${whole(tried)} tried; the tokens of a step stay the same.` },
+    el("div", { class: "scroll tall", tabindex: 0, role: "group", "aria-label": "layouts for training" }, el("table", { class: "tree" },
+      head(["", "use"], ["layout"], ["replicas", "n"], ["per device", "n"], ["step", "n"], ["tokens/s", "n"]), el("tbody", {}, rows))));
 }
