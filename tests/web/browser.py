@@ -21,7 +21,7 @@ FLAGS = (
     "--no-first-run", "--no-default-browser-check", "--disable-background-networking", "--disable-sync",
     "--disable-component-update", "--disable-extensions", "--hide-scrollbars", "--disable-features=Translate",
 )  # fmt: skip
-LONGEST = 20.0  # seconds for anything
+LONGEST = 120.0  # seconds for anything, on a busy machine too
 
 
 def found() -> str | None:

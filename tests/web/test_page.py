@@ -52,6 +52,7 @@ CONTRAST = """(() => {
   }
   return worst;
 })()"""
+NO_JSON = "(one) => !one.querySelector('button[aria-label^=\"JSON of\"]')"
 UNNAMED = """[...document.querySelectorAll('input, select, button, svg, section, dialog')]
   .filter((one) => one.getClientRects().length)
   .filter((one) => !(one.labels?.length || one.textContent.trim() && one.tagName === 'BUTTON'
@@ -152,7 +153,7 @@ def test_a_workload_and_its_cost_are_those_of_the_command_line(page: Page, url: 
     assert shown(page, "cost-a-million-tokens-of-answers") == page.run(wanted)
     page.type("#set-num_hidden_layers", "60")
     assert len(shown(page, "workload-tokens-s-of-answers")) == 5
-    assert shown(page, "workload-first-token-median")[3] == page.run(
+    assert shown(page, "workload-first-token-median")[1] == page.run(
         f"(async () => (await import('./format.js')).seconds({served[0]['first_token']['median']}))()"
     )
     assert page.faults == [] or all("400" in fault for fault in page.faults)
@@ -222,6 +223,41 @@ def test_a_config_that_is_dropped_is_read_and_kept_in_the_address(page: Page, ur
     assert shown(page, "parameters") == [total]
     page.open(page.run("location.href"))
     assert shown(page, "parameters") == [total]
+
+
+def test_a_file_that_is_dropped_is_text_whatever_its_name(page: Page, url: str) -> None:
+    config = questions.answer("config", {"model": "gpt2"})["config"]
+    page.open(f"{url}#model={MODEL}&gpu={GPU}")
+    before = page.run("Number(document.body.dataset.drawn)")
+    name, text = "<img src=x onerror=window.hit=1>.json", json.dumps(config)
+    page.run(f"""(() => {{
+      const carried = new DataTransfer();
+      carried.items.add(new File([{json.dumps(text)}], {json.dumps(name)}));
+      document.body.dispatchEvent(new DragEvent('drop', {{dataTransfer: carried, bubbles: true, cancelable: true}}));
+    }})()""")
+    page.drawn(before)
+    total = questions.answer("describe", {"model": "gpt2"})["parameters"]["total"]
+    assert shown(page, "parameters") == [page.run(f"(async () => (await import('./format.js')).count({total}))()")]
+    assert page.run("document.querySelector('#model').value") == name.removesuffix(".json")
+    assert page.run("window.hit === undefined && document.querySelectorAll('img').length === 0")
+
+
+def test_every_figure_opens_and_every_panel_has_its_json(page: Page, url: str) -> None:
+    asked = "engine=vllm-0.19&input_tokens=500&output_tokens=50&rate=2/s&price=1&train.gpus=4&train.pp=2"
+    page.open(f"{url}#model=gpt-oss-20b&gpu=h100-sxm&{asked}")
+    rows = "[...document.querySelectorAll('tr[data-figure]')]"
+    assert page.run(f"{rows}.filter((one) => !one.querySelector('button.open')).map((one) => one.textContent)") == []
+    figures = page.run(f"{rows}.map((one) => one.dataset.figure)")
+    assert len(figures) == len(set(figures)) > 40
+    page.run("document.querySelectorAll('button.open').forEach((one) => one.click())")
+    empty = "[...document.querySelectorAll('tr.derivation')].filter((one) => !one.textContent.trim() || one.hidden)"
+    assert page.run(f"{empty}.length") == 0
+    assert page.run("document.querySelectorAll('#panels section').length") == 14
+    assert page.run(f"[...document.querySelectorAll('#panels section')].filter({NO_JSON}).length") == 0
+    assert (
+        page.run("/NaN|undefined|Infinity|\\[object|\\bfalse\\b/.test(document.querySelector('#panels').innerText)")
+        is False
+    )
 
 
 def test_what_is_wrong_is_said_at_its_field(page: Page, url: str) -> None:

@@ -131,6 +131,32 @@ def test_edits_are_those_of_the_config(tmp_path: Path) -> None:
     assert {"label": "layers", "key": "num_hidden_layers", "value": 30} in sizes["editable"]
 
 
+@pytest.mark.parametrize(
+    ("model", "label"),
+    [
+        ("mistral-7b-v0.1", "layers"),
+        ("mistral-7b-v0.1", "FFN width"),
+        ("mistral-7b-v0.1", "KV heads"),
+        ("mistral-7b-v0.1", "window"),
+        ("qwen3-30b-a3b", "experts"),
+        ("qwen3-30b-a3b", "experts per token"),
+        ("gemma-3-4b", "vocabulary"),
+        ("gpt2", "layers"),
+    ],
+)
+def test_each_size_moves_the_figures_as_in_a_config(tmp_path: Path, model: str, label: str) -> None:
+    offered = {one["label"]: one for one in questions.answer("config", {"model": model})["editable"]}[label]
+    value = offered["value"] * 2 if label in ("window", "KV heads") else offered["value"] + random.randint(1, 5)
+    asked = {"model": model, "gpu": "h100-sxm", "set": {offered["key"]: str(value)}}
+    (tmp_path / "config.json").write_text(json.dumps(questions.answer("config", asked)["config"]))
+    wanted = printed("plan", "serve", str(tmp_path), "--gpu", "h100-sxm")
+    found, before = questions.answer("serve", asked), questions.answer("serve", asked | {"set": {}})
+    same = set(wanted) - {"model", "typed", "defaults"}
+    assert {name: json.loads(json.dumps(found[name])) for name in same} == {name: wanted[name] for name in same}
+    moved = [name for name in ("weight_bytes", "users", "prefill", "cache_tokens") if found[name] != before[name]]
+    assert moved, label
+
+
 def test_lists_of_layers_follow_their_number() -> None:
     sizes = questions.answer("config", {"model": "gpt-oss-20b", "set": {"num_hidden_layers": 5}})
     assert sizes["config"]["layer_types"] == ["sliding_attention", "full_attention"] * 2 + ["sliding_attention"]

@@ -10,7 +10,7 @@ export function el(name, attributes = {}, ...children) {
     else if (key === "width%") made.style.width = `${value}%`;
     else made.setAttribute(key, value === true ? "" : value);
   }
-  made.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== ""));
+  made.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== "" && child !== false));
   return made;
 }
 

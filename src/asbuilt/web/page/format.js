@@ -37,6 +37,6 @@ export const plain = (value) =>
 export function difference(before, after) {
   if (typeof before !== "number" || typeof after !== "number" || before === after) return "";
   if (before === 0) return "new";
-  const share = (after / before - 1) * 100;
-  return Math.abs(share) < 0.05 ? "<0.1%" : `${share > 0 ? "+" : "−"}${digits(Math.abs(share))}%`;
+  const part = (after / before - 1) * 100;
+  return Math.abs(part) < 0.05 ? "<0.1%" : `${part > 0 ? "+" : "−"}${digits(Math.abs(part), Math.abs(part) < 1 ? 1 : 3)}%`;
 }

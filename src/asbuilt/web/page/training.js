@@ -6,7 +6,7 @@ import { cell, derived, head, ladder, panel, say, use } from "./parts.js";
 export function training(now, before, open) {
   const t = now.train, old = before?.train?.ladder, l = t.layout;
   const rows = ladder(t.ladder, { old, key: "training" });
-  const total = derived("per device", [cell(bytes(t.per_device_bytes)), old ? cell(difference(before.train.per_device_bytes, t.per_device_bytes)) : null, cell("")], say(t.conventions.per_device_bytes), { columns: old ? 4 : 3, total: true, key: "training-per-device" });
+  const total = derived("per device", [cell(bytes(t.per_device_bytes)), old ? cell(difference(before.train.per_device_bytes, t.per_device_bytes)) : null, cell("")], say(t.conventions.per_device_bytes), { columns: old ? 4 : 3, total: true, key: "training-ladder-total" });
   const time = Object.entries(t.step.breakdown_seconds).filter(([, s]) => s).map(([name, s]) => `${name} ${seconds(s)}`).join(", ");
   const layout = `${whole(t.gpus)} × ${t.gpu}: dp ${l.dp}, tp ${l.tp}, pp ${l.pp}, ep ${l.ep}, cp ${l.cp}, ZeRO ${l.zero}`;
   const run = el("table", {}, el("tbody", {}, [["one step", seconds(t.step.seconds), time], ["tokens/s", whole(t.step.tokens_per_second), `${whole(t.step.tokens)} tokens a step`],

@@ -13,13 +13,17 @@ function levels(rows, found, was, key) {
     const values = LEVELS.map(([level]) => (found[level] ? of(found[level]) : null));
     if (values.every((value) => value === null || value === undefined)) return [];
     const old = was?.middle ? of(was.middle) : null;
-    const cells = values.map((value) => cell(value === null || value === undefined ? "–" : text(value)));
-    if (was) cells.push(cell(old === null ? "–" : text(old)), cell(difference(old, values[0])));
+    const written = (value) => cell(value === null || value === undefined ? "–" : text(value));
+    const [expected, ...range] = values.map(written);
+    const cells = [expected, ...(was ? [written(old), cell(difference(old, values[0]))] : []), ...range];
     return derived(name, cells, say(...behind), { columns, key: `${key}-${slug(name)}`, moved: was && old !== values[0] });
   });
 }
 
-const headed = (was) => head([""], ...LEVELS.map(([, name]) => [name, "n"]), ...(was ? [["before", "n"], ["change", "n"]] : []));
+const headed = (was) => {
+  const [expected, ...range] = LEVELS.map(([, name]) => [name, "n"]);
+  return head([""], expected, ...(was ? [["before", "n"], ["change", "n"]] : []), ...range);
+};
 
 const SERVED = [
   ["requests/s", (s) => s.requests_per_second, (n) => digits(n, 4), "requests that are finished, in the steady state"],
@@ -80,8 +84,8 @@ export function costs(now, before, open) {
 
 export function formats(now, open) {
   const rows = now.serve.by_format, contexts = now.curves.contexts;
-  return panel("Users by format and context", "serve", open, { wide: true, note: "Sequences that fit, without targets. “Weights” and the cache of one user are those of one device." },
-    el("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "users by format and context" }, el("table", {}, head(["weights"], ["cache"], ["weights", "n"], ...contexts.map((n) => [`${whole(n)} tokens`, "n"])),
+  return panel("Users by format and context", "serve", open, { wide: true, note: "Sequences that fit, without targets. Beside them the cache of one, on a device." },
+    el("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "users by format and context" }, el("table", {}, head(["weights"], ["cache"], ["on a device", "n"], ...contexts.map((n) => [`${whole(n)} tokens`, "n"])),
       el("tbody", {}, rows.map((row) => el("tr", {}, el("th", { scope: "row" }, row.weights), el("td", {}, row.cache), cell(bytes(row.weight_bytes)),
         row.users.map((n, i) => el("td", { class: "n" }, whole(n), el("small", {}, ` × ${bytes(row.user_bytes[i])}`)))))))));
 }
