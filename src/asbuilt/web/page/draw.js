@@ -11,8 +11,10 @@ export function panels(now, before, open) {
   const served = before?.serve ? before : null;
   if (now.measure) made.push(measured(now, open));
   if (describe || serve || train) made.push(answer(now, before, open));
-  if (serve?.workload) made.push(workload(now, served, open));
-  if (serve) made.push(memory(now, served, open));
+  if (serve) { // beside the figures stands what is as high, and as narrow: with changes a workload is wide
+    const both = [serve.workload && workload(now, served, open), memory(now, served, open)];
+    made.push(...(served ? both.reverse() : both));
+  }
   if (serve?.cost) made.push(cost(now, served, open));
   if (serve?.layouts) made.push(layouts(now, open));
   if (curves) made.push(roofline(now, before, open));

@@ -122,7 +122,7 @@ function form() {
     one("Engine", "engine", Object.keys(c.engines)), words("Sequences at once", "max_num_seqs", "the engine's"), words("Prefill chunk", "chunk", "the engine's"),
     words("Price of a device-hour", "price", "$2.50/h"), ticked("Rank layouts", "serving", "search"));
   $("workload").replaceChildren(
-    words("Input tokens", "input_tokens", "2k"), words("Output tokens", "output_tokens", "300"), words("Rate", "rate", "5/s; else by users"), one("Arrivals", "arrivals", ["poisson", "even"]),
+    words("Input tokens", "input_tokens", "2k"), words("Output tokens", "output_tokens", "300"), words("Rate", "rate", "5/s"), one("Arrivals", "arrivals", ["poisson", "even"]),
     words("Cached share of prompts", "prefix_share", "0"), words("Drafted tokens", "speculate", "0"), words("Accepted share", "acceptance", "0.7"));
   $("training").replaceChildren(
     training.words("Count", "gpus", "1"), training.words("ZeRO stage", "zero", "0"),
@@ -130,7 +130,7 @@ function form() {
     training.words("Sequence", "seq", "4096"), training.one("Checkpointing", "checkpointing", c.checkpointing),
     training.words("Tensor parallel", "tp", "1"), training.words("Pipeline stages", "pp", "1"), training.words("Expert parallel", "ep", "1"), training.words("Context parallel", "cp", "1"),
     training.one("Schedule", "schedule", c.schedules, "by default"), training.one("Weights", "dtype", c.trained),
-    training.one("Optimizer", "optimizer", c.optimizers), training.words("Tokens", "tokens", "20 per parameter"), training.words("Price of a GPU-hour", "price", "2.50"),
+    training.one("Optimizer", "optimizer", c.optimizers), training.words("Tokens", "tokens", "15T"), training.words("Price of a GPU-hour", "price", "2.50"),
     ticked("Rank layouts", "training", "search"));
 }
 

@@ -25,7 +25,7 @@ const PIECES = [["state", "weights, gradients and optimizer"], ["gathered", "gat
 export function ranks(now, open) {
   const { stages, memory, usable } = now.ranks, most = Math.max(memory, ...stages.map((one) => one.bytes));
   const rows = stages.flatMap((one) => derived(`stage ${one.stage}`, [cell(whole(one.ranks)), cell(bytes(one.bytes)),
-    el("td", { class: "bars", "aria-hidden": "true" }, el("span", { class: one.bytes <= usable ? "bar" : "bar over", "width%": (100 * one.bytes) / most })), el("td", {}, one.bytes <= usable ? "✓ fits" : "✗ too much")],
+    el("td", { class: "bars", "aria-hidden": "true" }, el("span", { class: one.bytes <= usable ? "bar" : "bar over", "width%": (100 * one.bytes) / most })), el("td", {}, one.bytes <= usable ? "✓ fits" : "✗ over")],
   [el("dl", {}, PIECES.map(([key, name]) => [el("dt", {}, name), el("dd", {}, key === "in_flight" ? digits(one[key]) : bytes(one[key]))]), one.on_host ? [el("dt", {}, "of it in host memory, not counted"), el("dd", {}, bytes(one.on_host))] : [])], { columns: 5, key: `rank-${one.stage}` }));
   return panel("Training memory by rank", "ranks", open, { note: `The ranks of a pipeline stage hold the same: ${bytes(usable)} of ${bytes(memory)} can be used.` },
     el("div", { class: "scroll tall", tabindex: 0, role: "group", "aria-label": "memory by rank" }, el("table", {}, head(["pipeline stage"], ["ranks", "n"], ["bytes", "n"], [""], [""]), el("tbody", {}, rows))));

@@ -52,7 +52,7 @@ function asked(w) {
 export function workload(now, before, open) {
   const w = now.serve.workload, was = before && (before.serve.workload ?? {});
   const verdict = w.middle === null ? "✗ Its longest request does not fit" : w.middle.sustained ? "✓ Kept up" : "✗ Requests pile up";
-  return panel("Workload", "serve", open, { note: `Simulated: continuous batching in which a step decodes every sequence and fills the chunk with the oldest prompts; ${whole(w.middle?.simulated ?? 0)} requests, seed ${w.asked.seed}.` },
+  return panel("Workload", "serve", open, { wide: Boolean(was), note: `Simulated: continuous batching in which a step decodes every sequence and fills the chunk with the oldest prompts; ${whole(w.middle?.simulated ?? 0)} requests, seed ${w.asked.seed}.` },
     el("p", {}, el("span", { class: w.middle?.sustained ? "yes" : "no" }, verdict), ` ${asked(w.asked)}`),
     el("div", { class: "scroll" }, el("table", {}, headed(was), el("tbody", {}, levels(SERVED, w, was, "workload")))));
 }
@@ -67,7 +67,7 @@ export function cost(now, before, open) {
     ["a million tokens of answers", (one) => one.million_output, text, "price of the time in which so many are written", split],
     ["a million tokens of both", (one) => one.million_tokens, text, "price of the time in which so many are read or written"],
   ];
-  return panel("Cost", "serve", open, { note: now.serve.workload ? "Of the workload." : "Of prompts alone, and of full steps alone. With a workload it is that of the workload." },
+  return panel("Cost", "serve", open, { wide: Boolean(was), note: now.serve.workload ? "Of the workload." : "Of prompts alone, and of full steps alone. With a workload it is that of the workload." },
     el("div", { class: "scroll" }, el("table", {}, headed(was), el("tbody", {}, levels(rows, c, was, "cost")))));
 }
 
