@@ -117,6 +117,17 @@ def single_slug(name: str) -> str:
     return "-".join("".join(c if c.isalpha() else " " for c in name.lower()).split())
 
 
+def test_what_a_number_of_parameters_leaves_out_is_said(page: Page, tmp_path: Path) -> None:
+    words = ("plan", "train", "--parameters", "8B", "--gpu", "h100-sxm", "--gpus", "8", "--zero", "3", "--json")
+    plan = json.loads(run(*words, "--html", str(tmp_path / "x.html")))
+    opened(page, tmp_path / "x.html")
+    text = page.run("document.querySelector('#panels').innerText")
+    assert "What is counted fits" in text
+    assert "one step, at least" in text
+    assert plan["not_counted"]
+    assert all(what in text for what in plan["not_counted"])
+
+
 def test_a_table_of_several_plans_and_each(page: Page, tmp_path: Path) -> None:
     file = tmp_path / "many.html"
     plans = json.loads(run("plan", "serve", MODEL, "gpt2", "--gpu", GPU, "h100-sxm", "--html", str(file), "--json"))
@@ -181,6 +192,8 @@ def test_it_suits_a_telephone_and_everyone(page: Page, tmp_path: Path, dark: boo
     run(*words, "--rate", "1/s", "--price", "2", "--search", "--html", str(tmp_path / "x.html"))
     page.size(360, 740, dark=dark)
     opened(page, tmp_path / "x.html")
+    assert page.run("document.querySelectorAll('[data-layout]').length") > 0
+    assert page.run("[...document.querySelectorAll('.use')].filter((one) => one.getClientRects().length).length") == 0
     page.run("document.querySelectorAll('button.open').forEach((one) => one.click())")
     assert page.run("document.documentElement.scrollWidth") <= 360
     assert axe.serious(page) == []

@@ -44,6 +44,6 @@ export function answer(now, before, open) {
   const start = s?.engine.command && el("details", {}, el("summary", {}, `The command that starts ${s.engine.title} with these values`),
     el("p", {}, el("code", {}, s.engine.command)), s.engine.command_leaves_out.length ? el("p", { class: "note" }, `It leaves out: ${s.engine.command_leaves_out.join("; ")}`) : null);
   const change = s?.suggestions?.length ? el("p", { class: "note" }, `What to change: ${s.suggestions.slice(0, 3).map((one) => `${one.option} (${one.effect})`).join("; ")}`) : "";
-  return panel("Figures", s ? "serve" : "describe", open, { note: "A name opens its derivation. Speeds are expected ones; the minimum and the range stand behind them." },
+  return panel("Figures", s ? "serve" : "describe", open, { note: `A name opens its derivation.${s ? " Speeds are expected ones; the minimum and the range stand behind them." : ""}` },
     fits, met, told, change, start, el("div", { class: "scroll" }, el("table", {}, head(...names), el("tbody", {}, body))));
 }

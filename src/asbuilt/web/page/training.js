@@ -8,14 +8,17 @@ export function training(now, before, open) {
   const rows = ladder(t.ladder, { old, key: "training" });
   const total = derived("per device", [cell(bytes(t.per_device_bytes)), old ? cell(difference(before.train.per_device_bytes, t.per_device_bytes)) : null, cell("")], say(t.conventions.per_device_bytes), { columns: old ? 4 : 3, total: true, key: "training-ladder-total" });
   const time = Object.entries(t.step.breakdown_seconds).filter(([, s]) => s).map(([name, s]) => `${name} ${seconds(s)}`).join(", ");
+  // as the command line has it: a kernel efficiency, or a number of parameters alone, gives a lower bound
+  const floor = (t.options.kernel_efficiency !== null || t.not_counted.length) && t.options.utilisation === null ? ", at least" : "";
+  const counted = t.not_counted.length ? [t.fits ? "✓ What is counted fits" : "✗ What is counted does not fit", el("p", { class: "problem" }, `Not counted without a model: ${t.not_counted.join("; ")}`)] : [t.fits ? "✓ It fits" : "✗ It does not fit", ""];
   const layout = `${whole(t.gpus)} × ${t.gpu}: dp ${l.dp}, tp ${l.tp}, pp ${l.pp}, ep ${l.ep}, cp ${l.cp}, ZeRO ${l.zero}`;
-  const run = el("table", {}, el("tbody", {}, [["one step", seconds(t.step.seconds), time], ["tokens/s", whole(t.step.tokens_per_second), `${whole(t.step.tokens)} tokens a step`],
-    ["MFU, 6ND", `${digits(t.step.mfu["6ND"] * 100)}%`, t.conventions.mfu], ["days", digits(t.days, 4), `${count(t.tokens)} tokens; ${t.conventions.days}`],
+  const run = el("table", {}, el("tbody", {}, [[`one step${floor}`, seconds(t.step.seconds), time], ["tokens/s", whole(t.step.tokens_per_second), `${whole(t.step.tokens)} tokens a step`],
+    ["MFU, 6ND", `${digits(t.step.mfu["6ND"] * 100)}%`, t.conventions.mfu], [`days${floor}`, digits(t.days, 4), `${count(t.tokens)} tokens; ${t.conventions.days}`],
     ["GPU hours", whole(t.gpu_hours), `${whole(t.published_run.gpu_hours)} at the ${share(t.published_run.mfu)} of ${t.published_run.name}: ${t.published_run.source}`],
     ...(t.money === null ? [] : [["money", whole(t.money), `${digits(t.options.price, 4)} for a GPU-hour`]])].map(([name, value, how]) => el("tr", {}, el("th", { scope: "row" }, name), cell(value), el("td", { class: "note" }, how)))));
   const change = t.suggestions.length ? el("p", { class: "note" }, `What to change: ${t.suggestions.slice(0, 3).map((one) => `${one.change} (${one.effect})`).join("; ")}`) : "";
   return panel("Training plan", "train", open, { wide: true },
-    el("p", {}, el("span", { class: t.fits ? "yes" : "no" }, t.fits ? "✓ It fits" : "✗ It does not fit"), ` on ${layout}`), change,
+    el("p", {}, el("span", { class: t.fits ? "yes" : "no" }, counted[0]), ` on ${layout}`), counted[1], change,
     el("div", { class: "halves" }, el("div", { class: "scroll" }, el("table", {}, head(["memory"], ["bytes", "n"], ...(old ? [["change", "n"]] : []), [""]), el("tbody", {}, rows, total))),
       el("div", { class: "scroll" }, run)));
 }
