@@ -246,6 +246,14 @@ def test_every_figure_opens_and_every_panel_has_its_json(page: Page, url: str) -
     asked = "engine=vllm-0.19&input_tokens=500&output_tokens=50&rate=2/s&price=1&train.gpus=4&train.pp=2"
     page.open(f"{url}#model=gpt-oss-20b&gpu=h100-sxm&{asked}")
     rows = "[...document.querySelectorAll('tr[data-figure]')]"
+    train = behind(page, "Training plan")
+    written = f"(async () => (await import('./format.js')).seconds({train['step']['seconds']}))()"
+    assert shown(page, "run-one-step") == [page.run(written)]
+    described = behind(page, "Parameters by kind")["parameters"]
+    page.run("document.querySelector('[data-figure=kind-ffn] button').click()")
+    exact = page.run("document.querySelector('[data-figure=kind-ffn] + tr').textContent")
+    assert f"{described['ffn']:,} exactly" in exact
+    page.run("document.querySelector('[data-figure=kind-ffn] button').click()")
     assert page.run(f"{rows}.filter((one) => !one.querySelector('button.open')).map((one) => one.textContent)") == []
     figures = page.run(f"{rows}.map((one) => one.dataset.figure)")
     assert len(figures) == len(set(figures)) > 40

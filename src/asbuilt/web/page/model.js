@@ -1,14 +1,14 @@
 // The panels of the model itself: parameters by kind, its tree, and a token's way through a block.
 import { el } from "./dom.js";
 import { bytes, count, difference, scaled, whole } from "./format.js";
-import { cell, head, panel } from "./parts.js";
+import { cell, derived, head, panel, say } from "./parts.js";
 
 export function parameters(now, before, open) {
   const d = now.describe, kinds = Object.entries(d.parameters).filter(([name, n]) => n && name !== "total" && name !== "active");
   const most = Math.max(...kinds.map(([, n]) => n));
-  const rows = kinds.map(([name, n]) => el("tr", {}, el("th", { scope: "row" }, name), cell(count(n)),
-    before ? cell(difference(before.describe.parameters[name], n)) : null,
-    el("td", { class: "bars", "aria-hidden": "true" }, el("span", { class: "bar", "width%": (100 * n) / most }))));
+  const rows = kinds.flatMap(([name, n]) => derived(name, [cell(count(n)), before ? cell(difference(before.describe.parameters[name], n)) : null,
+    el("td", { class: "bars", "aria-hidden": "true" }, el("span", { class: "bar", "width%": (100 * n) / most }))],
+  say(`${whole(n)} exactly`, d.conventions.parameters), { columns: before ? 4 : 3, key: `kind-${name}`, moved: before && before.describe.parameters[name] !== n }));
   const formats = ["bf16", "fp8", "int8", "int4", "q4_k"].filter((name) => d.weight_bytes[name]).map((name) => `${name} ${bytes(d.weight_bytes[name])}`);
   return panel("Parameters by kind", "describe", open, { note: `Weights of the whole model: ${formats.join(" · ")}` },
     el("table", {}, head(["kind"], ["parameters", "n"], ...(before ? [["change", "n"]] : []), [""]), el("tbody", {}, rows)));
