@@ -148,7 +148,7 @@ def test_what_cannot_be_written_is_one_message(
     training: TrainPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "x.svg").mkdir()
-    with pytest.raises(InputError, match="plot: cannot be written: Is a directory"):
+    with pytest.raises(InputError, match="plot: is a folder"):
         plots.save_training(training, tmp_path / "x.svg")
     old = tmp_path / "y.svg"
     old.write_text("old")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import secrets
 import stat
 from collections import Counter
 from pathlib import Path
@@ -180,6 +181,51 @@ def _require_unicode(value: object, field: str) -> None:
     except UnicodeEncodeError as error:
         half = f"\\u{ord(error.object[error.start]):04x}"
         raise InputError("a string has a lone surrogate", field=field, value=half) from error
+
+
+def require_writable(path: Path, field: str) -> None:
+    """Raises InputError naming `field` for a file that could not be written: without a folder, or no regular one."""
+    try:
+        if not path.resolve().parent.is_dir():
+            raise InputError("no such folder", field=field, value=str(path.parent))
+        if path.exists() and not path.is_file():  # renaming a file to /dev/null would replace the device
+            kind = "a folder" if path.is_dir() else "a pipe, a socket or a device"
+            raise InputError(f"is {kind}", field=field, value=str(path), allowed="a regular file, or a new one")
+    except (OSError, ValueError) as error:  # a link to itself, a null byte
+        raise InputError(f"cannot be written: {error}", field=field, value=str(path)) from error
+
+
+def write_whole(path: Path, data: bytes, field: str) -> None:
+    """Writes the file completely or not at all, even if the disk is full or a signal arrives.
+
+    Raises InputError naming `field` if it cannot be written.
+    """
+    require_writable(path, field)
+    aside = path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}.partial")
+    try:
+        aside.write_bytes(data)
+        os.replace(aside, path)
+    except BaseException as error:
+        aside.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise InputError(f"cannot be written: {error.strerror}", field=field, value=str(path)) from error
+        raise
+
+
+def json_text(document: object, *, plain: bool = True) -> str:
+    """Returns one JSON document; NaN and infinities become null, since JSON cannot spell them. `plain` is in ASCII."""
+    try:
+        return json.dumps(document, indent=1, ensure_ascii=plain, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(document), indent=1, ensure_ascii=plain, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:  # noqa: ANN401
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def stays_within(path: Path, folder: Path) -> bool:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from asbuilt.errors import InputError, one_of
+from asbuilt.files import require_writable, write_whole
 from asbuilt.shown import cut, line
 
 if TYPE_CHECKING:
@@ -51,8 +50,7 @@ def check(path: Path) -> None:
     """Raises InputError for a file that could not be written: an unknown suffix, or a missing folder."""
     if path.suffix.lower() not in SUFFIXES:
         raise InputError("unknown image format", field="plot", value=str(path), allowed=one_of(SUFFIXES))
-    if not path.resolve().parent.is_dir():
-        raise InputError("no such folder", field="plot", value=str(path.parent))
+    require_writable(path, "plot")
 
 
 def save(plans: list[ServePlan], path: Path) -> None:
@@ -113,20 +111,7 @@ def _save(path: Path, rows: int, columns: int, draw: Callable[[Sequence[Axes], i
         metadata = {"Date": None} if path.suffix.lower() == ".svg" else None
         picture = io.BytesIO()
         figure.savefig(picture, format=path.suffix.lower().removeprefix("."), metadata=metadata)
-    _write(path, picture.getvalue())
-
-
-def _write(path: Path, picture: bytes) -> None:
-    """Writes the file completely or not at all, even if the disk is full or a signal arrives."""
-    aside = path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}.partial")
-    try:
-        aside.write_bytes(picture)
-        os.replace(aside, path)
-    except BaseException as error:
-        aside.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise InputError(f"cannot be written: {error.strerror}", field="plot", value=str(path)) from error
-        raise
+    write_whole(path, picture.getvalue(), "plot")
 
 
 def _serving(row: Sequence[Axes], plan: ServePlan) -> None:

@@ -21,7 +21,7 @@ FLAGS = (
     "--no-first-run", "--no-default-browser-check", "--disable-background-networking", "--disable-sync",
     "--disable-component-update", "--disable-extensions", "--hide-scrollbars", "--disable-features=Translate",
 )  # fmt: skip
-LONGEST = 20.0  # seconds for anything
+LONGEST = 120.0  # seconds for anything, on a busy machine too
 
 
 def found() -> str | None:
@@ -95,6 +95,12 @@ class Page:
         before = self.run("Number(document.body.dataset.drawn)")
         said = f"Object.assign(document.querySelector({json.dumps(selector)}), {{value: {json.dumps(value)}}})"
         self.run(f"for (const name of ['input', 'change']) {said}.dispatchEvent(new Event(name, {{bubbles: true}}))")
+        self.drawn(before)
+
+    def check(self, selector: str) -> None:
+        """Ticks a box, as a person would, and waits for the answer."""
+        before = self.run("Number(document.body.dataset.drawn)")
+        self.run(f"document.querySelector({json.dumps(selector)}).click()")
         self.drawn(before)
 
     def size(self, width: int, height: int = 900, *, dark: bool = False) -> None:

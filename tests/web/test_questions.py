@@ -37,6 +37,87 @@ def test_documents_are_those_of_the_command_line(model: str) -> None:
     assert json.loads(json.dumps(questions.answer("train", asked | {"options": {"gpus": 8, "zero": 3}}))) == training
 
 
+def words_of(options: dict[str, Any]) -> list[str]:
+    return [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+
+
+@pytest.mark.parametrize("model", ["smollm2-135m", "gpt-oss-20b"])
+@pytest.mark.parametrize("by", ["rate", "users"])
+def test_workloads_and_layouts_are_those_of_the_command_line(model: str, by: str) -> None:
+    options: dict[str, Any] = {"input_tokens": random.randint(100, 3000), "output_tokens": random.randint(10, 300)}
+    options |= {"price": f"${random.random() + 1:.2f}/h", "network": "200Gb/s", "node": 4, "first_token_target": "2s"}
+    options |= {"rate": f"{random.randint(60, 300)}/min", "arrivals": "even"} if by == "rate" else {"users": 7}
+    options |= {"speculate": 2, "acceptance": 0.5, "prefix_share": 0.25} if model == "gpt-oss-20b" else {}
+    words = ("plan", "serve", model, "--gpu", "l40s", *words_of(options))
+    asked = {"model": model, "gpu": "l40s", "options": options}
+    for kind, more in (("serve", ()), ("layouts", ("--search",))):
+        wanted = printed(*words, *more)
+        del wanted["typed"]
+        assert json.loads(json.dumps(questions.answer(kind, asked))) == wanted
+    served = wanted["workload"]["middle"]
+    assert served["first_token"]["median"] <= served["first_token"]["p95"]
+    assert wanted["layouts"] or not served["sustained"]
+
+
+def test_ranked_layouts_are_those_of_the_command_line() -> None:
+    for options in ({"gpus": 8, "accumulate": 4}, {"gpus": 16, "batch": 2, "accumulate": 8, "node": 4}):
+        asked = {"model": "llama-3-8b", "gpu": "h100-sxm", "options": options}
+        wanted = printed("plan", "train", "llama-3-8b", "--gpu", "h100-sxm", *words_of(options), "--search")
+        assert json.loads(json.dumps(questions.answer("ranked", asked))) == wanted
+
+
+def test_plans_of_other_questions_are_other_plans() -> None:
+    one, other = ({"model": "gpt2", "gpu": gpu, "options": {"users": n}} for gpu, n in (("l4", 2), ("l4", 3)))
+    given = open_model("smollm2-135m")
+    first = [questions.answer("serve", asked) for asked in (one, other, one)]
+    assert first[0] == first[2] != first[1]
+    assert questions.answer("train", {"gpu": "l4"}, given)["model"] == given.name
+    assert questions.answer("train", {"gpu": "l4", "model": "gpt2"}, given)["model"] == "gpt2"
+
+
+def test_speeds_and_costs_are_those_of_the_plan() -> None:
+    price, gpus = random.uniform(1, 9), 2
+    options = {"gpus": gpus, "tp": 2, "price": f"{price:.2f} EUR", "users": 32}
+    asked = {"model": "llama-3-8b", "gpu": "h100-sxm", "options": options}
+    found, plan = questions.answer("curves", asked), questions.answer("serve", asked)
+    expected = plan["expected"]["middle"]
+    assert found["decode"]["tokens_per_second"] == expected["tokens_per_second"]
+    assert found["decode"]["million_output"] == plan["cost"]["middle"]["million_output"]
+    for slow, middle, fast, least in zip(*(found["speeds"][n] for n in ("low", "middle", "high")), plan["sweep"],
+                                         strict=True):  # fmt: skip
+        assert slow["tokens_per_second"] < middle["tokens_per_second"] < fast["tokens_per_second"]
+        assert fast["tokens_per_second"] < least["tokens_per_second"]
+        seconds = 10**6 / middle["tokens_per_second"]
+        assert middle["million_output"] == pytest.approx(seconds / 3600 * gpus * round(price, 2))
+        assert middle["tokens_per_second_per_user"] * middle["batch"] == pytest.approx(middle["tokens_per_second"])
+    assert len(found["contexts"]) == len(plan["by_format"][0]["users"])
+    at = dict(zip(found["contexts"], plan["by_format"][0]["users"], strict=True))
+    assert at[plan["context"]] == plan["users_that_fit"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"gpus": 8, "zero": 3},
+        {"gpus": 8, "pp": 4, "accumulate": 4},
+        {"gpus": 16, "pp": 8, "tp": 2, "accumulate": 16, "checkpointing": "full"},
+        {"gpus": 4, "pp": 4, "accumulate": 8, "schedule": "1f1b"},
+    ],
+)
+def test_the_fullest_rank_is_the_plans(options: dict[str, Any]) -> None:
+    asked = {"model": "llama-3-8b", "gpu": "h100-sxm", "options": options}
+    found, plan = questions.answer("ranks", asked), questions.answer("train", asked)
+    stages = found["stages"]
+    assert [one["stage"] for one in stages] == list(range(1, options.get("pp", 1) + 1))
+    assert sum(one["ranks"] for one in stages) == options["gpus"]
+    assert max(one["bytes"] for one in stages) == plan["per_device_bytes"]
+    for one in stages:
+        held = sum(one[name] for name in ("state", "gathered", "activations", "working"))
+        assert one["bytes"] == held - one["on_host"]
+    if options.get("schedule") == "1f1b":  # stage s of p holds p - s + 1 micro-batches (arXiv 2104.04473)
+        assert [one["in_flight"] for one in stages] == [4, 3, 2, 1]
+
+
 def test_edits_are_those_of_the_config(tmp_path: Path) -> None:
     layers, vocabulary = random.randint(2, 40), random.randint(100, 9999)
     edits = {"num_hidden_layers": layers, "vocab_size": str(vocabulary)}
@@ -49,6 +130,32 @@ def test_edits_are_those_of_the_config(tmp_path: Path) -> None:
     sizes = questions.answer("config", {"model": "smollm2-135m", "set": edits})
     assert sizes["config"]["num_hidden_layers"] == layers
     assert {"label": "layers", "key": "num_hidden_layers", "value": 30} in sizes["editable"]
+
+
+@pytest.mark.parametrize(
+    ("model", "label"),
+    [
+        ("mistral-7b-v0.1", "layers"),
+        ("mistral-7b-v0.1", "FFN width"),
+        ("mistral-7b-v0.1", "KV heads"),
+        ("mistral-7b-v0.1", "window"),
+        ("qwen3-30b-a3b", "experts"),
+        ("qwen3-30b-a3b", "experts per token"),
+        ("gemma-3-4b", "vocabulary"),
+        ("gpt2", "layers"),
+    ],
+)
+def test_each_size_moves_the_figures_as_in_a_config(tmp_path: Path, model: str, label: str) -> None:
+    offered = {one["label"]: one for one in questions.answer("config", {"model": model})["editable"]}[label]
+    value = offered["value"] * 2 if label in ("window", "KV heads") else offered["value"] + random.randint(1, 5)
+    asked = {"model": model, "gpu": "h100-sxm", "set": {offered["key"]: str(value)}}
+    (tmp_path / "config.json").write_text(json.dumps(questions.answer("config", asked)["config"]))
+    wanted = printed("plan", "serve", str(tmp_path), "--gpu", "h100-sxm")
+    found, before = questions.answer("serve", asked), questions.answer("serve", asked | {"set": {}})
+    same = set(wanted) - {"model", "typed", "defaults"}
+    assert {name: json.loads(json.dumps(found[name])) for name in same} == {name: wanted[name] for name in same}
+    moved = [name for name in ("weight_bytes", "users", "prefill", "cache_tokens") if found[name] != before[name]]
+    assert moved, label
 
 
 def test_lists_of_layers_follow_their_number() -> None:
@@ -90,6 +197,19 @@ def test_points_lie_on_or_below_the_roof() -> None:
         ("serve", {"model": "llama-3-8b", "gpu": "l4", "options": {"tp": "x"}}, "tp"),
         ("serve", {"model": "llama-3-8b", "gpu": "l4", "options": {"latency_target": "20"}}, "latency_target"),
         ("serve", {"model": "llama-3-8b", "gpu": "l4", "options": {"speed": 1}}, "speed"),
+        ("serve", {"model": "llama-3-8b", "gpu": "l4", "options": {"lengths": "/etc/passwd"}}, "lengths"),
+        ("serve", {"model": "llama-3-8b", "gpu": "l4", "options": {"input_tokens": "2k"}}, "output-tokens"),
+        ("serve", {"model": "llama-3-8b", "gpu": "l4", "options": {"rate": "5/s"}}, "rate"),
+        (
+            "serve",
+            {"model": "gpt2", "gpu": "l4", "options": {"input_tokens": 9, "output_tokens": 9, "rate": "5"}},
+            "rate",
+        ),
+        ("serve", {"model": "gpt2", "gpu": "l4", "options": {"input_tokens": 9, "output_tokens": 9}}, "users"),
+        ("layouts", {"model": "gpt2", "gpu": "l4", "options": {"price": "cheap"}}, "price"),
+        ("serve", {"model": "gpt2", "gpu": "l4", "options": {"network": "400"}}, "network"),
+        ("train", {"model": "gpt2", "gpu": "l4", "options": {"network": "400G"}}, "network"),
+        ("ranked", {"model": "gpt2", "gpu": "l4", "options": {"schedule": "soon"}}, "schedule"),
         ("train", {"model": "llama-3-8b", "gpu": "l4", "options": {"zero": 9}}, "zero"),
         ("describe", {"model": "/etc/passwd"}, "model"),
         ("describe", {"model": 3}, "model"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Iterable
 from typing import Any
 
@@ -23,6 +24,17 @@ GIVEN = open_model("smollm2-135m")
 JSON = ("content-type", "application/json")
 
 
+def scope(
+    path: str, method: str = "POST", headers: Iterable[tuple[str, str]] = (JSON,), host: str = "localhost"
+) -> dict[str, Any]:
+    lines = [(k.encode(), v.encode()) for k, v in (("host", host), *headers)]
+    return {
+        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "scheme": "http",
+        "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "", "headers": lines,
+        "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 1),
+    }  # fmt: skip
+
+
 def call(
     path: str,
     body: bytes = b"",
@@ -40,13 +52,7 @@ def call(
     async def send(message: Any) -> None:  # noqa: ANN401
         sent.append(message)
 
-    lines = [(k.encode(), v.encode()) for k, v in (("host", host), *headers)]
-    scope = {
-        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "scheme": "http",
-        "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "", "headers": lines,
-        "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 1),
-    }  # fmt: skip
-    asyncio.run(server.app(GIVEN)(scope, receive, send))
+    asyncio.run(server.app(GIVEN)(scope(path, method, headers, host), receive, send))
     head = {k.decode(): v.decode() for k, v in sent[0]["headers"]}
     return sent[0]["status"], head, b"".join(message.get("body", b"") for message in sent[1:])
 
@@ -54,6 +60,46 @@ def call(
 def ask(kind: str, asked: object) -> tuple[int, dict[str, Any]]:
     status, _, body = call(f"/api/{kind}", json.dumps(asked).encode())
     return status, json.loads(body)
+
+
+def test_a_search_whose_asker_has_left_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[object] = []
+    may_end = threading.Event()
+
+    def answer(_: str, asked: object, __: object) -> dict[str, Any]:
+        begun.append(asked)
+        assert may_end.wait(60)
+        return {"asked": asked}
+
+    monkeypatch.setattr(server, "answer", answer)
+
+    async def one(app: Any, number: int, *, stays: bool) -> int:  # noqa: ANN401
+        pieces = [{"type": "http.request", "body": b"[%d]" % number, "more_body": False}]
+        sent: list[Any] = []
+
+        async def receive() -> Any:  # noqa: ANN401
+            if pieces:
+                return pieces.pop()
+            if stays:
+                await asyncio.Event().wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:  # noqa: ANN401
+            sent.append(message)
+
+        await app(scope("/api/layouts"), receive, send)
+        return sent[0]["status"]
+
+    async def all_at_once() -> list[int]:
+        app = server.app(GIVEN)
+        asked = [asyncio.create_task(one(app, i, stays=i != 1)) for i in range(3)]
+        while not begun:
+            await asyncio.sleep(0.01)
+        may_end.set()
+        return list(await asyncio.gather(*asked))
+
+    assert asyncio.run(all_at_once()) == [200, 400, 200]
+    assert begun == [[0], [2]]
 
 
 def test_it_answers_with_the_documents() -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from asbuilt.cli import html as web
 from asbuilt.cli.opening import allow_unread_option, opened
 from asbuilt.cli.output import print_json, say, table, warn
 from asbuilt.cli.types import LARGEST, Tokens
@@ -36,8 +37,11 @@ if TYPE_CHECKING:
     help="Format of the cache: bf16, fp8, int8:head ...; by default --dtype if a float of 16 bits or more, else bf16.",
 )
 @allow_unread_option
+@web.html_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
+@click.pass_context
 def describe(
+    ctx: click.Context,
     model: str,
     seq: int | None,
     batch: int,
@@ -46,11 +50,13 @@ def describe(
     dtype: str,
     kv_dtype: str | None,
     allow_unread: tuple[str, ...],
+    html: str | None,
     as_json: bool,
 ) -> None:
     """Describe MODEL and its costs: parameters, FLOPs, bytes, cache, shapes. Nothing is run."""
     from asbuilt import description
 
+    web.check(html)
     source = opened(model, allow_unread)
     _warn_of_length(source.spec, seq)
     asked = {"seq": seq, "batch": batch, "images": images, "sounds": sounds}
@@ -59,6 +65,8 @@ def describe(
         print_json(made.document())
     else:
         _print(made.document())
+    if html is not None:
+        web.save(html, ctx, [web.case(source.name, {"describe": web.printed(ctx, made.document())})])
 
 
 def _warn_of_length(spec: Model, seq: int | None) -> None:

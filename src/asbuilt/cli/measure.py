@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from asbuilt.cli import html as web
 from asbuilt.cli.opening import allow_unread_option, opened
 from asbuilt.cli.output import print_json, say, table, warn
 from asbuilt.cli.running import threads_option
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 @click.option("--batch", type=Tokens(), help="Sequences of a micro-batch, with --training; by default 4.")
 @click.option("--seq", type=Tokens(), help="Tokens of a sequence, with --training; by default 128, or the context.")
 @allow_unread_option
+@web.html_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
 @click.pass_context
 def measure(
@@ -59,6 +61,7 @@ def measure(
     batch: int | None,
     seq: int | None,
     allow_unread: tuple[str, ...],
+    html: str | None,
     as_json: bool,
 ) -> None:
     """Predict MODEL's figures from its description, run it, and print both.
@@ -69,6 +72,7 @@ def measure(
     and with full activation checkpointing, in float32. The exit code is 1
     if any figure other than a speed misses its tolerance.
     """
+    web.check(html)
     source = opened(model, allow_unread, weights=not training)
     from asbuilt.api.measure import measure as measured
     from asbuilt.api.running import use_threads
@@ -81,6 +85,10 @@ def measure(
         print_json(report.document())
     else:
         _print(report)
+    if html is not None:
+        documents = {"measure": web.printed(ctx, report.document())}
+        documents["describe"] = web.described(model, source, allow_unread)
+        web.save(html, ctx, [web.case(report.title, documents)])
     ctx.exit(0 if report.ok else 1)
 
 

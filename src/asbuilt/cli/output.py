@@ -7,16 +7,15 @@ fit: numbers are never wrapped, and omitted columns are named.
 from __future__ import annotations
 
 import json
-import math
 import re
 import shutil
 import sys
 import textwrap
 import unicodedata
 from collections.abc import Sequence
-from typing import Any
 
 from asbuilt.cli.streams import draw
+from asbuilt.files import json_text
 from asbuilt.shown import line, number, ranges, shape, size
 from asbuilt.tables import Cell, Column, cells_of, measured, plain
 
@@ -31,24 +30,12 @@ GAP = 2  # between columns: rich adds a space to the right of each, and its box 
 def print_json(document: object) -> None:
     """Prints one JSON document and nothing else; NaN and infinities become null, since JSON cannot spell them."""
     plain = not (sys.stdout.encoding or "").lower().startswith("utf")
-    try:
-        text = json.dumps(document, indent=1, ensure_ascii=plain, allow_nan=False)
-    except ValueError:
-        text = json.dumps(_finite(document), indent=1, ensure_ascii=plain, allow_nan=False)
-    print(BEYOND.sub(_harmless, text))
+    print(BEYOND.sub(_harmless, json_text(document, plain=plain)))
 
 
 def _harmless(found: re.Match[str]) -> str:
     character = found[0]
     return json.dumps(character)[1:-1] if unicodedata.category(character) in OBEYED else character
-
-
-def _finite(value: Any) -> Any:  # noqa: ANN401
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def say(text: str = "") -> None:

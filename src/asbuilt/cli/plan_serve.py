@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from asbuilt.cli import html as web
 from asbuilt.cli.echo import Echoing, Typed, typed
 from asbuilt.cli.opening import allow_unread_option, opened_all
 from asbuilt.cli.output import print_json, say, table, warn, write
 from asbuilt.cli.types import Tokens
-from asbuilt.cli.workload import prices, workload, workload_options
+from asbuilt.cli.workload import workload_options
 from asbuilt.errors import InputError
 from asbuilt.plan.serve.conventions import CHOICES, CHUNK, MEANING, Conventions
 from asbuilt.shown import defaults_line
@@ -229,6 +230,7 @@ def _convention_options(command: Callable[..., None]) -> Callable[..., None]:
 @_convention_options
 @allow_unread_option
 @click.option("--plot", metavar="FILE", help="Write plots of the plans: .svg, .png or .pdf.")
+@web.html_option
 @click.option("--explain", is_flag=True, help="Print every formula with its numbers.")
 @click.option("--markdown", is_flag=True, help="Print tables in Markdown.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
@@ -240,6 +242,7 @@ def serve(
     measured: str | None,
     allow_unread: tuple[str, ...],
     plot: str | None,
+    html: str | None,
     price: tuple[str, ...],
     search: bool,
     explain: bool,
@@ -252,12 +255,21 @@ def serve(
     Several models or machines are compared in a table. The exit code is 1 if it does not fit.
     """
     plots = None if plot is None else _plots(Path(plot))
+    web.check(html)
     sources = opened_all(models, allow_unread)
     plans = list(_plans(sources, gpus_named, measured, price, options))
     if plots is not None and plot is not None:
         plots.save(plans, Path(plot))
     defaults = {source.name: source.reading.defaults for source in sources}
-    _print(plans, defaults, typed(ctx), search=search, explain=explain, markdown=markdown, as_json=as_json)
+    said = typed(ctx)
+    documents = _documents(plans, defaults, said, search=search) if as_json or html is not None else []
+    if as_json:
+        print_json({"plans": documents} if len(plans) > 1 else documents[0])
+    else:
+        _print(plans, defaults, said, search=search, explain=explain, markdown=markdown)
+    if html is not None:
+        named = [(name, source) for name, source in zip(models, sources, strict=True) for _ in gpus_named]
+        web.save(html, ctx, web.served(ctx, named, plans, documents, allow_unread))
     answers = [bool(plan.layouts) for plan in plans] if search else [_met(plan) for plan in plans]
     ctx.exit(0 if all(answers) else 1)
 
@@ -283,6 +295,7 @@ def _plans(
     options: dict[str, Any],
 ) -> Iterator[ServePlan]:
     from asbuilt.api.plan import precision, timed_here
+    from asbuilt.api.workload import prices, workload
     from asbuilt.plan import serve as plan
 
     conventions, options = _conventions(options), _times(options)
@@ -353,6 +366,19 @@ def _efficiency(path: Path, source: Source) -> dict[str, float]:
     return {"bandwidth_efficiency": bandwidth, "compute_efficiency": compute}
 
 
+def _documents(
+    plans: list[ServePlan], defaults: dict[str, dict[str, int | bool]], said: Typed, *, search: bool
+) -> list[dict[str, Any]]:
+    """Returns the document of each plan, with its layouts after a search."""
+    from asbuilt.api.plan import serve_document
+    from asbuilt.plan.serve.report_workload import layouts
+
+    documents = [serve_document(plan, defaults[plan.asked.name]) | {"typed": said.options} for plan in plans]
+    if search:
+        documents = [made | {"layouts": layouts(plan)} for made, plan in zip(documents, plans, strict=True)]
+    return documents
+
+
 def _print(
     plans: list[ServePlan],
     defaults: dict[str, dict[str, int | bool]],
@@ -361,20 +387,12 @@ def _print(
     search: bool,
     explain: bool,
     markdown: bool,
-    as_json: bool,
 ) -> None:
-    from asbuilt.api.plan import serve_document
     from asbuilt.plan import render
     from asbuilt.plan.serve import report_workload
     from asbuilt.plan.serve.report import compare
-    from asbuilt.plan.serve.report_workload import found, layouts
+    from asbuilt.plan.serve.report_workload import found
 
-    if as_json:
-        documents = [serve_document(plan, defaults[plan.asked.name]) | {"typed": words.options} for plan in plans]
-        if search:
-            documents = [made | {"layouts": layouts(plan)} for made, plan in zip(documents, plans, strict=True)]
-        print_json({"plans": documents} if len(plans) > 1 else documents[0])
-        return
     for name, said in defaults.items():
         if said:
             say(f"{name}: {defaults_line(said)}")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from asbuilt.cli import html as web
 from asbuilt.cli.echo import Echoing, Typed, typed
 from asbuilt.cli.opening import allow_unread_option, opened
 from asbuilt.cli.output import print_json, say, table, warn, write
@@ -23,6 +24,7 @@ from asbuilt.shown import defaults_line
 
 if TYPE_CHECKING:
     from asbuilt.catalog.machine import Machine
+    from asbuilt.checkpoint.source import Source
     from asbuilt.families import Reading
     from asbuilt.plan.train.plan import TrainPlan
     from asbuilt.plan.train.search import Ranked
@@ -149,6 +151,7 @@ def _rate(nbytes: float) -> str:
 )
 @allow_unread_option
 @click.option("--plot", metavar="FILE", help="Write a plot of memory and step time: .svg, .png or .pdf.")
+@web.html_option
 @click.option("--explain", is_flag=True, help="Print every formula with its numbers.")
 @click.option("--markdown", is_flag=True, help="Print tables in Markdown.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
@@ -166,6 +169,7 @@ def train(
     tokens_per_step: str | None,
     searching: bool,
     plot: str | None,
+    html: str | None,
     explain: bool,
     markdown: bool,
     as_json: bool,
@@ -180,8 +184,10 @@ def train(
 
     if plot is not None:
         plots.check(Path(plot))
+    web.check(html)
     machine = _machine(gpu)
-    subject, seq, read = _subject(model, parameters, allow_unread, fields.pop("seq"))
+    subject, seq, source = _subject(model, parameters, allow_unread, fields.pop("seq"))
+    read = None if source is None else source.reading
     options = Options(
         seq=seq,
         targets=None if targets is None else tuple(name.strip() for name in targets.split(",")),
@@ -200,6 +206,12 @@ def train(
     _print(made, ranked, read, typed(ctx), explain=explain, markdown=markdown, as_json=as_json)
     if plot is not None:
         plots.save_training(made, Path(plot))
+    if html is not None:
+        documents = {"train": web.printed(ctx, _document(made, ranked, read, typed(ctx))), "ranks": web.ranks(made)}
+        if source is not None and model is not None:
+            documents["describe"] = web.described(model, source, allow_unread)
+        title = f"Training {made.model} on {made.trial.layout.gpus} x {made.machine.name}"
+        web.save(html, ctx, [web.case(title, documents)])
     ctx.exit(0 if (ranked.fitting if ranked is not None else made.fits) else 1)
 
 
@@ -216,8 +228,8 @@ def _machine(name: str) -> Machine:
 
 def _subject(
     model: str | None, parameters: str | None, allow_unread: tuple[str, ...], seq: int | None
-) -> tuple[Subject, int, Reading | None]:
-    """Returns what is trained, the sequence length, and what was read of the model, if one is given."""
+) -> tuple[Subject, int, Source | None]:
+    """Returns what is trained, the sequence length, and the model, if one is given."""
     from asbuilt.catalog.quantities import parse_count
     from asbuilt.errors import InputError
     from asbuilt.plan.train.subject import Subject
@@ -234,7 +246,15 @@ def _subject(
     if seq is not None and seq > spec.max_positions:
         warn(f"warning: --seq {seq} exceeds the context length of {spec.max_positions} tokens")
     seq = min(Options.seq, spec.max_positions) if seq is None else seq
-    return Subject(spec), seq, source.reading
+    return Subject(spec), seq, source
+
+
+def _document(plan: TrainPlan, ranked: Ranked | None, read: Reading | None, words: Typed) -> dict[str, Any]:
+    from asbuilt.api.plan import train_document
+    from asbuilt.plan.train import report
+
+    found = {} if ranked is None else {"search": report.ranked_document(ranked)}
+    return train_document(plan, read) | found | {"typed": words.options}
 
 
 def _print(
@@ -247,15 +267,14 @@ def _print(
     markdown: bool,
     as_json: bool,
 ) -> None:
-    from asbuilt.api.plan import packed_by, train_document
+    from asbuilt.api.plan import packed_by
     from asbuilt.plan import explain as derivation
     from asbuilt.plan import render
     from asbuilt.plan.train import report
 
     defaults, published = {} if read is None else read.defaults, packed_by(read)
     if as_json:
-        found = {} if ranked is None else {"search": report.ranked_document(ranked)}
-        print_json(train_document(plan, read) | found | {"typed": words.options})
+        print_json(_document(plan, ranked, read, words))
         return
     if defaults:
         say(defaults_line(defaults))

@@ -6,25 +6,34 @@ was started with; paths are not read, since a page may have come from elsewhere 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
+from threading import Lock
 from typing import Any
 
 from asbuilt.api.plan import plan, serve_document, train_document
+from asbuilt.api.workload import prices, workload
 from asbuilt.catalog import find, machines
 from asbuilt.catalog.machine import Machine
 from asbuilt.catalog.models import ROWS
-from asbuilt.catalog.quantities import parse_count, parse_time, parse_tokens
+from asbuilt.catalog.quantities import parse_bytes, parse_count, parse_time, parse_tokens
 from asbuilt.checkpoint.source import Source, open_model
 from asbuilt.description import describe
 from asbuilt.dtypes import GGUF_BLOCKS, TRAINED
 from asbuilt.errors import InputError, near, one_of
 from asbuilt.families import read_config, write_config
 from asbuilt.families.shared.common import MOST_LAYERS
+from asbuilt.plan import ServePlan, TrainPlan
+from asbuilt.plan.serve import report_workload
 from asbuilt.plan.serve.engines import ENGINES
+from asbuilt.plan.train import report
 from asbuilt.plan.train.optimizers import OPTIMIZERS
+from asbuilt.plan.train.options import Options
+from asbuilt.plan.train.schedule import SCHEDULES
+from asbuilt.plan.train.search import MICRO_BATCHES, search
 from asbuilt.plan.train.shares import CHECKPOINTING
+from asbuilt.plan.train.subject import Subject
 from asbuilt.web import curves
 
 # Config keys of sizes that the page offers to change, as families of published models call them.
@@ -88,20 +97,32 @@ def _word(value: object, field: str) -> str:
     return value
 
 
+def _rate(value: object, field: str) -> float:
+    return parse_bytes(_word(value, field), field, per_second=True)
+
+
 DESCRIBE: dict[str, Parse] = {"seq": parse_tokens, "batch": _whole, "dtype": _word, "kv_dtype": _word}
 SERVE: dict[str, Parse] = {
-    **dict.fromkeys(("gpus", "tp", "pp", "ep", "users", "max_num_seqs"), _whole),
-    **dict.fromkeys(("context", "prompt", "chunk"), parse_tokens),
-    **dict.fromkeys(("dtype", "kv_dtype", "engine"), _word),
+    **dict.fromkeys(("gpus", "tp", "pp", "ep", "users", "max_num_seqs", "node", "speculate"), _whole),
+    **dict.fromkeys(("context", "prompt", "chunk", "input_tokens", "output_tokens"), parse_tokens),
+    **dict.fromkeys(("dtype", "kv_dtype", "engine", "rate", "arrivals", "price"), _word),
+    **dict.fromkeys(("prefix_share", "acceptance", "draft_cost"), _number),
     **dict.fromkeys(("latency_target", "first_token_target"), parse_time),
+    "network": _rate,
 }
+CONVENTIONS = ("node", "network")
 TRAIN: dict[str, Parse] = {
-    **dict.fromkeys(("gpus", "batch", "accumulate", "zero", "tp", "pp", "ep", "cp"), _whole),
-    **dict.fromkeys(("optimizer", "dtype", "checkpointing"), _word),
+    **dict.fromkeys(("gpus", "batch", "accumulate", "zero", "tp", "pp", "ep", "cp", "node"), _whole),
+    **dict.fromkeys(("optimizer", "dtype", "checkpointing", "schedule"), _word),
     **dict.fromkeys(("price", "utilisation"), _number),
+    "network": _rate,
     "seq": parse_tokens,
     "tokens": parse_count,
 }
+# A plan's document, its curves and its layouts are asked for one after another: so many plans are kept for that.
+KEPT = 4
+_kept: list[tuple[str, Source | None, Any]] = []
+_planning = Lock()
 
 
 def catalogue(given: Source | None) -> dict[str, Any]:
@@ -116,6 +137,7 @@ def catalogue(given: Source | None) -> dict[str, Any]:
         "trained": list(TRAINED),
         "optimizers": list(OPTIMIZERS),
         "checkpointing": list(CHECKPOINTING),
+        "schedules": list(SCHEDULES),
     }
 
 
@@ -226,15 +248,61 @@ def _describe(asked: Mapping[str, Any], given: Source | None) -> dict[str, Any]:
     return describe(opened(asked, given), **_options(asked, DESCRIBE)).document()
 
 
-def _serve(asked: Mapping[str, Any], given: Source | None, *, curved: bool = False) -> dict[str, Any]:
+def _once(asked: Mapping[str, Any], given: Source | None, make: Callable[..., Any]) -> Any:  # noqa: ANN401
+    """Returns the plan of a question, made once for the few questions that follow each other."""
+    text = json.dumps([make.__name__, asked], sort_keys=True)
+    with _planning:  # two at once would take as long as one after the other, and one may be enough
+        for key, source, made in _kept:
+            if key == text and source is given:
+                return made
+        made = make(asked, given)
+        _kept[:] = [(text, given, made), *_kept[: KEPT - 1]]
+        return made
+
+
+def _serve_plan(asked: Mapping[str, Any], given: Source | None) -> tuple[ServePlan, Source]:
+    source, options = opened(asked, given), _options(asked, SERVE)
+    options["workload"] = workload(options)
+    options["price"] = prices([options["price"]] if "price" in options else [], 1)[0]
+    conventions = {name: options.pop(name) for name in CONVENTIONS if name in options}
+    return plan(source, _machine(asked), conventions=conventions, **options), source
+
+
+def _serve(asked: Mapping[str, Any], given: Source | None) -> dict[str, Any]:
+    made, source = _once(asked, given, _serve_plan)
+    return serve_document(made, source.reading.defaults)
+
+
+def _layouts(asked: Mapping[str, Any], given: Source | None) -> dict[str, Any]:
+    made, _ = _once(asked, given, _serve_plan)
+    return _serve(asked, given) | {"layouts": report_workload.layouts(made)}
+
+
+def _curves(asked: Mapping[str, Any], given: Source | None) -> dict[str, Any]:
+    return curves.document(_once(asked, given, _serve_plan)[0])
+
+
+def _train_plan(asked: Mapping[str, Any], given: Source | None) -> tuple[TrainPlan, Source]:
     source = opened(asked, given)
-    made = plan(source, _machine(asked), **_options(asked, SERVE))
-    return curves.document(made) if curved else serve_document(made, source.reading.defaults)
+    return plan(source, _machine(asked), task="train", **_options(asked, TRAIN)), source
 
 
 def _train(asked: Mapping[str, Any], given: Source | None) -> dict[str, Any]:
-    source = opened(asked, given)
-    return train_document(plan(source, _machine(asked), task="train", **_options(asked, TRAIN)), source.reading)
+    made, source = _once(asked, given, _train_plan)
+    return train_document(made, source.reading)
+
+
+def _ranks(asked: Mapping[str, Any], given: Source | None) -> dict[str, Any]:
+    return curves.ranks(_once(asked, given, _train_plan)[0])
+
+
+def _ranked(asked: Mapping[str, Any], given: Source | None) -> dict[str, Any]:
+    """Returns the plan with the layouts that fit; other micro-batches are tried where none is given, as in the CLI."""
+    made, source = _once(asked, given, _train_plan)
+    options: Options = made.trial.options
+    batches = (options.batch,) if "batch" in _options(asked, TRAIN) else MICRO_BATCHES
+    found = search(Subject(source.spec), made.machine, options, batches=batches)
+    return _train(asked, given) | {"search": report.ranked_document(found)}
 
 
 def _sizes(asked: Mapping[str, Any], given: Source | None) -> dict[str, Any]:
@@ -250,6 +318,10 @@ ANSWERS: dict[str, Callable[[Mapping[str, Any], Source | None], dict[str, Any]]]
     "describe": _describe,
     "serve": _serve,
     "train": _train,
-    "curves": partial(_serve, curved=True),
+    "curves": _curves,
+    "ranks": _ranks,
+    "layouts": _layouts,
+    "ranked": _ranked,
     "config": _sizes,
 }
+SLOW = ("layouts", "ranked")  # that may take seconds

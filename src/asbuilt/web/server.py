@@ -6,12 +6,11 @@ which a browser sends elsewhere only with a permission that is never given.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
-import math
 import socket
 from pathlib import Path
-from threading import BoundedSemaphore
 from typing import Any, NoReturn
 
 import uvicorn
@@ -27,13 +26,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from asbuilt.checkpoint.source import Source
 from asbuilt.errors import InputError
-from asbuilt.web.questions import ANSWERS, answer, catalogue
+from asbuilt.files import json_text
+from asbuilt.web.questions import ANSWERS, SLOW, answer, catalogue
 
 HOST = "127.0.0.1"
 HOSTS = [HOST, "localhost"]
 PAGE = Path(__file__).parent / "page"
 LARGEST_BODY = 1 << 20  # bytes of a question: a config.json and its options
-AT_ONCE = BoundedSemaphore(2)  # questions that are worked on
+AT_ONCE, SLOW_AT_ONCE = 2, 1  # questions that are worked on
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -66,13 +66,20 @@ class Headers:
 def app(given: Source | None = None) -> Starlette:
     """Returns the application; `given` is the model that the page shows first."""
 
+    gates = {False: asyncio.Semaphore(AT_ONCE), True: asyncio.Semaphore(SLOW_AT_ONCE)}
+
     async def ask(request: Request) -> Response:
         kind = request.path_params["kind"]
         if kind not in ANSWERS:
             return _json(_refusal(InputError("unknown question", field="question", value=kind)), 404)
         try:
             asked = await _body(request)
-            return _json(await run_in_threadpool(_worked, kind, asked, given))
+            gate = gates[kind in SLOW]
+            waited = gate.locked()
+            async with gate:
+                if waited and await request.is_disconnected():  # another number was typed meanwhile
+                    return Response(status_code=400)
+                return _json(await run_in_threadpool(answer, kind, asked, given))
         except InputError as error:
             return _json(_refusal(error), 400)
         except ClientDisconnect:
@@ -89,11 +96,6 @@ def app(given: Source | None = None) -> Starlette:
         ],
         middleware=[Middleware(Headers), Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS, www_redirect=False)],
     )
-
-
-def _worked(kind: str, asked: object, given: Source | None) -> dict[str, Any]:
-    with AT_ONCE:
-        return answer(kind, asked, given)
 
 
 async def _body(request: Request) -> object:
@@ -120,20 +122,8 @@ def _refusal(error: InputError) -> dict[str, Any]:
 
 
 def _json(document: dict[str, Any], status: int = 200) -> Response:
-    """Returns the document as the command line prints it: NaN and infinities become null."""
-    try:
-        text = json.dumps(document, indent=1, allow_nan=False)
-    except ValueError:
-        text = json.dumps(_finite(document), indent=1, allow_nan=False)
-    return Response(text, status, media_type="application/json")
-
-
-def _finite(value: Any) -> Any:  # noqa: ANN401
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    """Returns the document as the command line prints it."""
+    return Response(json_text(document), status, media_type="application/json")
 
 
 def listening(port: int) -> socket.socket:

@@ -1,7 +1,9 @@
 // Charts of points that the server computed, in SVG, on logarithmic axes.
 import { el } from "./dom.js";
 
-const WIDTH = 560, HEIGHT = 270, LEFT = 62, RIGHT = 16, TOP = 14, BOTTOM = 42;
+const HEIGHT = 270, LEFT = 62, RIGHT = 16, TOP = 14, BOTTOM = 42;
+const WIDE = 560, NARROW = 340; // on a phone the text keeps its size
+const APART = 34; // between the texts of an axis
 
 function decades(low, high) {
   const from = Math.floor(Math.log10(low)), to = Math.ceil(Math.log10(high));
@@ -18,9 +20,10 @@ const scale = (low, high, from, to) => (value) => {
   return from + (to - from) * Math.min(1, Math.max(0, share));
 };
 
-// `series`: {class, points: [[x, y]], marker, before}; `marks`: {x, y, name, class, below}.
-export function chart({ title, description, x, y, series, marks = [] }) {
-  const all = [...series.flatMap((one) => one.points), ...marks.map((mark) => [mark.x, mark.y])].filter(([a, b]) => a > 0 && b > 0);
+// `series`: {class, points: [[x, y]], dots}; `marks`: {x, y, name, class, below}; `band`: points around an area.
+export function chart({ title, description, x, y, series, marks = [], band = [] }) {
+  const WIDTH = innerWidth < 500 ? NARROW : WIDE;
+  const all = [...series.flatMap((one) => one.points), ...band, ...marks.map((mark) => [mark.x, mark.y])].filter(([a, b]) => a > 0 && b > 0);
   const drawn = el("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": `${title}: ${description}` });
   if (!all.length) return el("p", { class: "note" }, "nothing to draw");
   const [xs, ys] = [0, 1].map((i) => all.map((point) => point[i]));
@@ -32,14 +35,18 @@ export function chart({ title, description, x, y, series, marks = [] }) {
     drawn.append(el("line", { class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: at, y2: at }),
       el("text", { x: LEFT - 6, y: at + 4, "text-anchor": "end" }, y.text(value)));
   }
+  let last = -APART;
   for (const value of x.ticks ?? decades(left, right)) {
     const at = across(value);
-    drawn.append(el("line", { class: "grid", x1: at, x2: at, y1: TOP, y2: HEIGHT - BOTTOM }),
-      el("text", { x: at, y: HEIGHT - BOTTOM + 15, "text-anchor": "middle" }, x.text(value)));
+    drawn.append(el("line", { class: "grid", x1: at, x2: at, y1: TOP, y2: HEIGHT - BOTTOM }));
+    if (at - last < APART) continue;
+    drawn.append(el("text", { x: at, y: HEIGHT - BOTTOM + 15, "text-anchor": "middle" }, x.text(value)));
+    last = at;
   }
   drawn.append(el("line", { class: "axis", x1: LEFT, x2: WIDTH - RIGHT, y1: HEIGHT - BOTTOM, y2: HEIGHT - BOTTOM }),
     el("text", { class: "name", x: (LEFT + WIDTH - RIGHT) / 2, y: HEIGHT - 6, "text-anchor": "middle" }, x.name),
     el("text", { class: "name", transform: `translate(12 ${(TOP + HEIGHT - BOTTOM) / 2}) rotate(-90)`, "text-anchor": "middle" }, y.name));
+  if (band.length) drawn.append(el("polygon", { class: "band", points: band.map(([a, b]) => `${across(a)},${up(b)}`).join(" ") }));
   for (const one of series) {
     const points = one.points.filter(([a, b]) => a > 0 && b > 0);
     drawn.append(el("polyline", { class: one.class, points: points.map(([a, b]) => `${across(a)},${up(b)}`).join(" ") }));

@@ -1,6 +1,6 @@
 // Elements, by name, attributes and children; text is always text, never markup.
 const SVG = "http://www.w3.org/2000/svg";
-const DRAWN = new Set(["svg", "g", "path", "line", "circle", "rect", "text", "title", "polyline"]);
+const DRAWN = new Set(["svg", "g", "path", "line", "circle", "rect", "text", "title", "polyline", "polygon"]);
 
 export function el(name, attributes = {}, ...children) {
   const made = DRAWN.has(name) ? document.createElementNS(SVG, name) : document.createElement(name);
@@ -10,7 +10,7 @@ export function el(name, attributes = {}, ...children) {
     else if (key === "width%") made.style.width = `${value}%`;
     else made.setAttribute(key, value === true ? "" : value);
   }
-  made.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== ""));
+  made.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== "" && child !== false));
   return made;
 }
 

@@ -27,12 +27,16 @@ export function seconds(s) {
   return s >= 1e-3 ? `${digits(s * 1e3)} ms` : `${digits(s * 1e6)} µs`;
 }
 
+export const share = (part) => `${digits(part * 100)}%`;
+
+export const money = (currency) => (amount) => `${currency}${/^[A-Z]{3}$/.test(currency) ? " " : ""}${digits(amount)}`;
+
 export const plain = (value) =>
   typeof value === "number" ? (Number.isInteger(value) ? whole(value) : digits(value, 6)) : String(value);
 
 export function difference(before, after) {
   if (typeof before !== "number" || typeof after !== "number" || before === after) return "";
   if (before === 0) return "new";
-  const share = (after / before - 1) * 100;
-  return Math.abs(share) < 0.05 ? "<0.1%" : `${share > 0 ? "+" : "−"}${digits(Math.abs(share))}%`;
+  const part = (after / before - 1) * 100;
+  return Math.abs(part) < 0.05 ? "<0.1%" : `${part > 0 ? "+" : "−"}${digits(Math.abs(part), Math.abs(part) < 1 ? 1 : 3)}%`;
 }

@@ -1,14 +1,15 @@
 // The page: what is asked is in the URL; each change asks the server anew and draws its answers.
+import { show as dialog, surround } from "./chrome.js";
 import { $, el } from "./dom.js";
+import { panels } from "./draw.js";
 import { command, empty, question, read, write } from "./state.js";
-import * as views from "./views.js";
 
-const KINDS = ["describe", "serve", "train", "curves"];
+const KINDS = ["describe", "serve", "train", "curves", "ranks"];
 const WAIT = 150; // ms of typing before a question
-let state = empty(), catalogue = null, sizes = [], latest = {}, asking = 0, timer = 0;
+let state = empty(), catalogue = null, sizes = [], latest = {}, asking = 0, timer = 0, stop = new AbortController();
 
 async function fetched(path, body) {
-  const sent = body && { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) };
+  const sent = body && { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body), signal: stop.signal };
   const response = await fetch(path, sent);
   const text = await response.text();
   const document = JSON.parse(text);
@@ -17,9 +18,9 @@ async function fetched(path, body) {
 }
 
 // Returns the documents of the question, and the messages of those that have none.
-async function documents(changed) {
+async function documents(kinds, changed) {
   const found = {}, texts = {}, problems = [];
-  await Promise.all(KINDS.map(async (kind) => {
+  await Promise.all(kinds.map(async (kind) => {
     try {
       const { document, text } = await fetched(`api/${kind}`, question(state, kind, changed));
       found[kind] = document;
@@ -33,18 +34,33 @@ async function documents(changed) {
 
 async function ask() {
   const mine = (asking += 1);
+  stop.abort(); // what was asked before is not waited for
+  stop = new AbortController();
   $("status").textContent = "computing …";
   $("panels").classList.add("stale");
   const moved = Object.keys(state.set).length > 0;
   await fields(mine);
-  const [now, before] = await Promise.all([documents(true), moved ? documents(false) : null]);
+  const [now, before] = await Promise.all([documents(KINDS, true), moved ? documents(KINDS, false) : null]);
   if (mine !== asking) return;
-  latest = now;
-  report(now.problems);
-  draw(now.found, before && before.found.describe ? before.found : null);
-  $("panels").classList.remove("stale");
+  const old = before && before.found.describe ? before.found : null;
+  shown(now, old);
+  const slow = [state.serving.search && now.found.serve && "layouts", state.training.search && now.found.train && "ranked"].filter(Boolean);
+  if (slow.length) {
+    $("status").textContent = "ranking layouts …";
+    const more = await documents(slow, true);
+    if (mine !== asking) return;
+    const found = { ...now.found, serve: more.found.layouts ?? now.found.serve, train: more.found.ranked ?? now.found.train };
+    shown({ found, texts: { ...now.texts, ...more.texts }, problems: [...now.problems, ...more.problems] }, old);
+  }
   $("status").textContent = "";
   document.body.dataset.drawn = String(mine);
+}
+
+function shown(now, old) {
+  latest = now;
+  report(now.problems);
+  draw(now.found, old);
+  $("panels").classList.remove("stale");
 }
 
 function report(problems) {
@@ -58,16 +74,7 @@ function report(problems) {
 
 function draw(now, before) {
   const opened = [...document.querySelectorAll('[aria-expanded="true"]')].map((one) => one.closest("tr").dataset.figure);
-  const made = [];
-  if (now.describe || now.serve) made.push(views.answer(now, before, open));
-  if (now.serve) made.push(views.memory(now, before?.serve ? before : null, open));
-  if (now.curves) made.push(views.roofline(now, before, open));
-  if (now.curves?.users.length && now.serve) made.push(views.users(now, before, open));
-  if (now.serve?.sweep.length) made.push(views.speed(now, before, open));
-  if (now.describe) made.push(views.parameters(now, before, open));
-  if (now.train) made.push(views.training(now, before?.train ? before : null, open));
-  if (now.describe) made.push(views.tree(now, open), views.steps(now, open));
-  $("panels").replaceChildren(...made.filter(Boolean));
+  $("panels").replaceChildren(...panels(now, before, open));
   for (const figure of opened.filter(Boolean)) document.querySelector(`[data-figure="${figure}"] .open`)?.click();
   const name = state.model || "config.json";
   $("question").textContent = now.serve ? `${name} on ${now.serve.layout.gpus} × ${now.serve.machine}, ${now.serve.context.toLocaleString("en-US")} tokens per user` : name;
@@ -75,10 +82,7 @@ function draw(now, before) {
 }
 
 function open(title, kind) {
-  $("dialog-title").textContent = `${title}: JSON`;
-  $("command").textContent = kind === "config" || kind === "curves" ? "" : command(state, kind);
-  $("json").textContent = kind === "config" ? latest.config : latest.texts[kind];
-  $("dialog").showModal();
+  dialog(title, kind === "config" ? latest.config : latest.texts[kind], command(state, kind));
 }
 
 // ---- the form
@@ -96,33 +100,48 @@ const choice = (label, field, where, key, values, none) => {
     none === undefined ? null : el("option", { value: "" }, none), options.map(([value, name]) => el("option", { value }, name))));
 };
 
+const ticked = (label, where, key) => {
+  const id = `${where}-${key}`;
+  const act = (event) => change(where, key, event.target.checked ? "yes" : "");
+  return el("label", { for: id, class: "check wide" }, el("input", { id, type: "checkbox", on: { change: act } }), label);
+};
+
 function form() {
-  const c = catalogue;
+  const c = catalogue, on = (where) => ({ words: (label, key, placeholder) => text(label, key, where, key, { placeholder }), one: (label, key, values, none) => choice(label, key, where, key, values, none) });
+  const { words, one } = on("serving"), training = on("training");
   $("models").replaceChildren(...c.models.map((name) => el("option", { value: name })));
   $("model").dataset.field = "model";
+  $("machine").replaceChildren(
+    one("Machine", "gpu", c.machines), words("Count", "gpus", "1"),
+    words("Tensor parallel", "tp", "automatic"), words("Pipeline stages", "pp", "automatic"), words("Expert parallel", "ep", "1"),
+    words("Devices per node", "node", "8"), words("Network of a device", "network", "400Gb/s"));
   $("serving").replaceChildren(
-    choice("Machine", "gpu", "serving", "gpu", c.machines), text("Count", "gpus", "serving", "gpus", { placeholder: "1" }),
-    choice("Weights", "dtype", "serving", "dtype", c.dtypes, "as published"), choice("Cache", "kv_dtype", "serving", "kv_dtype", c.kv_dtypes, "by default"),
-    text("Context", "context", "serving", "context", { placeholder: "8192, 128K" }), text("Users", "users", "serving", "users", { placeholder: "as many as fit" }),
-    text("Time per token", "latency_target", "serving", "latency_target", { placeholder: "20ms" }), text("First token", "first_token_target", "serving", "first_token_target", { placeholder: "0.5s" }),
-    choice("Engine", "engine", "serving", "engine", Object.keys(c.engines)));
-  $("serving").lastChild.classList.add("wide");
+    one("Weights", "dtype", c.dtypes, "as published"), one("Cache", "kv_dtype", c.kv_dtypes, "by default"),
+    words("Context", "context", "8192, 128K"), words("Users", "users", "as many as fit"),
+    words("Time per token", "latency_target", "20ms"), words("First token", "first_token_target", "0.5s"),
+    one("Engine", "engine", Object.keys(c.engines)), words("Sequences at once", "max_num_seqs", "the engine's"), words("Prefill chunk", "chunk", "the engine's"),
+    words("Price of a device-hour", "price", "$2.50/h"), ticked("Rank layouts", "serving", "search"));
+  $("workload").replaceChildren(
+    words("Input tokens", "input_tokens", "2k"), words("Output tokens", "output_tokens", "300"), words("Rate", "rate", "5/s"), one("Arrivals", "arrivals", ["poisson", "even"]),
+    words("Cached share of prompts", "prefix_share", "0"), words("Drafted tokens", "speculate", "0"), words("Accepted share", "acceptance", "0.7"));
   $("training").replaceChildren(
-    text("Count", "gpus", "training", "gpus", { placeholder: "1" }), text("ZeRO stage", "zero", "training", "zero", { placeholder: "0" }),
-    text("Micro-batch", "batch", "training", "batch", { placeholder: "1" }), text("Accumulate", "accumulate", "training", "accumulate", { placeholder: "1" }),
-    text("Sequence", "seq", "training", "seq", { placeholder: "4096" }), choice("Checkpointing", "checkpointing", "training", "checkpointing", c.checkpointing),
-    text("Tensor parallel", "tp", "training", "tp", { placeholder: "1" }), text("Pipeline stages", "pp", "training", "pp", { placeholder: "1" }),
-    choice("Optimizer", "optimizer", "training", "optimizer", c.optimizers), text("Tokens", "tokens", "training", "tokens", { placeholder: "20 per parameter" }));
+    training.words("Count", "gpus", "1"), training.words("ZeRO stage", "zero", "0"),
+    training.words("Micro-batch", "batch", "1"), training.words("Accumulate", "accumulate", "1"),
+    training.words("Sequence", "seq", "4096"), training.one("Checkpointing", "checkpointing", c.checkpointing),
+    training.words("Tensor parallel", "tp", "1"), training.words("Pipeline stages", "pp", "1"), training.words("Expert parallel", "ep", "1"), training.words("Context parallel", "cp", "1"),
+    training.one("Schedule", "schedule", c.schedules, "by default"), training.one("Weights", "dtype", c.trained),
+    training.one("Optimizer", "optimizer", c.optimizers), training.words("Tokens", "tokens", "15T"), training.words("Price of a GPU-hour", "price", "2.50"),
+    ticked("Rank layouts", "training", "search"));
 }
 
 function show() {
   $("model").value = state.model;
-  for (const where of ["serving", "training"]) {
-    for (const input of $(where).querySelectorAll("input, select")) {
-      const value = state[where][input.id.split("-")[1]] ?? "";
-      if (input.tagName === "SELECT" && value && ![...input.options].some((one) => one.value === value)) input.append(el("option", { value }, value));
-      input.value = value || (input.tagName === "SELECT" ? input.options[0].value : "");
-    }
+  for (const input of $("form").querySelectorAll('[id^="serving-"], [id^="training-"]')) {
+    const [where, ...rest] = input.id.split("-");
+    const value = state[where][rest.join("-")] ?? "";
+    if (input.tagName === "SELECT" && value && ![...input.options].some((one) => one.value === value)) input.append(el("option", { value }, value));
+    if (input.type === "checkbox") input.checked = value !== "";
+    else input.value = value || (input.tagName === "SELECT" ? input.options[0].value : "");
   }
 }
 
@@ -201,6 +220,14 @@ function listen() {
       if (name === "drop" && event.dataTransfer.files[0]) take(event.dataTransfer.files[0]);
     });
   }
+  $("panels").addEventListener("use", ({ detail: { where, values } }) => {
+    for (const [key, value] of Object.entries(values)) {
+      if (value === "") delete state[where][key];
+      else state[where][key] = String(value);
+    }
+    show();
+    later();
+  });
   $("undo").addEventListener("click", () => {
     state.set = {};
     later();
@@ -213,19 +240,10 @@ function listen() {
       report([{ field: error.field ?? "", message: error.message }]);
     }
   });
-  $("close").addEventListener("click", () => $("dialog").close());
-  $("copy").addEventListener("click", () => navigator.clipboard.writeText($("json").textContent));
-  $("theme").addEventListener("change", (event) => theme(event.target.value));
   window.addEventListener("hashchange", () => {
     state = read(location.hash);
     start();
   });
-}
-
-function theme(value) {
-  if (value) document.documentElement.dataset.theme = value;
-  else delete document.documentElement.dataset.theme;
-  localStorage.setItem("theme", value);
 }
 
 function start() {
@@ -235,8 +253,7 @@ function start() {
   ask();
 }
 
-$("theme").value = localStorage.getItem("theme") ?? "";
-theme($("theme").value);
+surround();
 listen();
 state = read(location.hash);
 catalogue = (await fetched("api/catalogue")).document;
