@@ -203,8 +203,8 @@ def prefill_beside_torch(path: Path, rounds: int) -> None:
                     found.append((mine, timed_steps(other, drawn(1, length), 1)[0]))
             mine, peer = (statistics.median(length / row[i] for row in found[1:]) for i in (0, 1))
             ratio = statistics.median(row[1] / row[0] for row in found[1:])
-            name = str(dtype).removeprefix("torch.")
-            print(f"  prefill {length:6} in {name}: ours {mine:8.1f} tokens/s, torch {peer:8.1f}: {ratio:.2f}x", flush=True)
+            what = f"prefill {length:6} in {str(dtype).removeprefix('torch.')}"
+            print(f"  {what}: ours {mine:8.1f} tokens/s, torch {peer:8.1f}: {ratio:.2f}x", flush=True)
 
 
 def texts(path: Path) -> None:

@@ -240,7 +240,7 @@ class Preparation:
         size = self._size(image.height, image.width)
         if self.by_torch and self.cut is not None:
             high, wide = self.cut.padded(*size)
-            return self._scaled(F.pad(self._resized(image, size), (0, wide - size[1], 0, high - size[0])))
+            return self.scaled(F.pad(self._resized(image, size), (0, wide - size[1], 0, high - size[0])))
         if size != (image.height, image.width) and not self.scaled_first:
             image = image.resize((size[1], size[0]), resample=self.resample)  # type: ignore[arg-type]  # pyright: ignore
         if self.crop is not None:
