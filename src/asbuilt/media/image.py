@@ -190,7 +190,7 @@ class Preparation:
             canvas = F.pad(large, (0, shape[1] * wide - inner[1], 0, shape[0] * high - inner[0]))
             tiles = [tile for row in canvas.split(high, 1) for tile in row.split(wide, 2)]
             found += [*tiles, self._resized(image, how.tile)] if len(tiles) > 1 else tiles
-        scaled = self._scaled_shortly if isinstance(how, Fitted) else self._scaled
+        scaled = self._scaled_shortly if isinstance(how, Fitted) else self.scaled
         return Pieces(scaled(torch.stack(found)), tuple(map(how.text, shapes)), how.mark)
 
     def _resized(self, image: Image, size: tuple[int, int]) -> Tensor:
