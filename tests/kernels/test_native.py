@@ -477,6 +477,24 @@ def odd_heads(_: str, part: Part) -> Part:
     return part
 
 
+@pytest.mark.parametrize("edit", [lambda _, part: part, narrow_heads, odd_heads])
+@pytest.mark.parametrize("kv", [None, "fp32", "fp16", "int8:head", "int4:head"])
+def test_a_model_in_bfloat16_attends_to_every_cache(kv: str | None, edit: Callable[[str, Part], Part]) -> None:
+    """In pieces, with scores that stand far apart: as near to float64 over the same cache as the modules."""
+    spec = asbuilt.decoder(d_model=256, n_layers=1, n_heads=4, n_kv_heads=2, d_ff=200, n_vocab=77)
+    made = strategies.randomised(transform(spec, edit), 3, torch.float32).to(torch.bfloat16).eval()
+    for name in "qk":
+        made.get_parameter(f"blocks.0.attention.body.{name}.weight").mul_(3)
+    modules, exact = deepcopy(made), deepcopy(made).double()
+    interleave(made)
+    pieces = torch.randint(0, 77, (2, 300)).split([70, 229, 1], 1)
+    found = []
+    for model in (made, modules, exact):
+        cache = Cache(model.spec, batch=2, capacity=310, dtype=model.dtype, kv=None if model is exact else kv)
+        found.append(torch.cat([model(piece, cache=cache).double() for piece in pieces], 1))
+    assert as_near(*found)
+
+
 @pytest.mark.parametrize("edit", [lambda _, part: part, other_kinds, narrow_heads, odd_heads, usual_nets])
 @pytest.mark.parametrize("kv", ["fp16", "fp8", "int8:head", "fp8:head", "int4:head"])
 def test_layers_read_and_write_caches_in_fewer_bits(
@@ -577,11 +595,12 @@ def test_stacks_of_experts_are_multiplied_packed(d_ff: int, stacks: int) -> None
 
 
 @pytest.mark.parametrize("edit", [lambda _, part: part, usual_nets])
-def test_a_long_text_is_computed_in_slabs(edit: Callable[[str, Part], Part]) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_long_text_is_computed_in_slabs(edit: Callable[[str, Part], Part], dtype: torch.dtype) -> None:
     width = 32 if edit is not usual_nets else 256
     spec = asbuilt.decoder(d_model=width, n_layers=2, n_heads=2, n_kv_heads=1, d_ff=64, n_vocab=77, max_positions=2000)
     spec = transform(spec, edit)
-    made = strategies.randomised(spec, 3, torch.float32)
+    made = strategies.randomised(spec, 3, torch.float32).to(dtype)
     modules, exact = deepcopy(made), deepcopy(made).double()
     interleave(made)
     for shape in ((1, 1700), (5, 300), (40, 45)):
