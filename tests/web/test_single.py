@@ -88,7 +88,8 @@ def test_its_documents_are_those_of_the_commands(
     page: Page, tmp_path: Path, words: tuple[str, ...], panels: set[str]
 ) -> None:
     words = tuple(str(random.randint(64, 4000)) if word == "SEQ" else word for word in words)
-    printed = json.loads(run(*words, "--json", "--html", str(tmp_path / "x.html")))
+    printed = json.loads(run(*words, "--json"))
+    run(*words, "--html", str(tmp_path / "x.html"))
     opened(page, tmp_path / "x.html")
     documents = [said(page, panel) for panel in panels]
     assert printed in documents
@@ -130,7 +131,9 @@ def test_what_a_number_of_parameters_leaves_out_is_said(page: Page, tmp_path: Pa
 
 def test_a_table_of_several_plans_and_each(page: Page, tmp_path: Path) -> None:
     file = tmp_path / "many.html"
-    plans = json.loads(run("plan", "serve", MODEL, "gpt2", "--gpu", GPU, "h100-sxm", "--html", str(file), "--json"))
+    words = ("plan", "serve", MODEL, "gpt2", "--gpu", GPU, "h100-sxm")
+    plans = json.loads(run(*words, "--json"))
+    run(*words, "--html", str(file))
     opened(page, file)
     assert page.run("document.querySelectorAll('h2.case').length") == 1 + len(plans["plans"])
     page.run("window.found = [...document.querySelectorAll('[aria-label=\"JSON of Memory of one device\"]')]")
