@@ -32,6 +32,7 @@ WRITTEN = {
         "compute_efficiency": 1.0,
         "node": 8,
         "network": "50GB/s",
+        "host": "25GB/s",
         "memory": "process",
         "embedding": "lookup",
         "flops": "declared",
