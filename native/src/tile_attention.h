@@ -15,9 +15,11 @@ namespace {
 constexpr int kKeysOfTiles = 2 * kDeep, kQueriesOfTiles = 2 * kSide;
 constexpr float kNoScore = -std::numeric_limits<float>::infinity();
 
+typedef uint32_t Word __attribute__((may_alias));  // two numbers of 16 bits
+
 // 16 rows of 16 words, transposed.
 #ifdef __AVX512F__
-inline void transpose_words(const uint32_t* in, uint32_t* out) {
+inline void transpose_words(const Word* in, Word* out) {
   __m512i t[kSide], u[kSide];
   for (int i = 0; i < kSide; ++i) t[i] = _mm512_load_si512(in + i * kSide);
   for (int i = 0; i < kSide; i += 2) {
@@ -41,7 +43,7 @@ inline void transpose_words(const uint32_t* in, uint32_t* out) {
   }
 }
 #else
-inline void transpose_words(const uint32_t* in, uint32_t* out) {
+inline void transpose_words(const Word* in, Word* out) {
   for (int i = 0; i < kSide; ++i)
     for (int j = 0; j < kSide; ++j) out[j * kSide + i] = in[i * kSide + j];
 }
@@ -81,7 +83,7 @@ inline void read_rows(const AttendMany& job, const void* from, int64_t start, in
 
 // V^T in tiles, from 64 rows of V as `read_rows` makes them.
 inline void transpose_values(const uint16_t* rows, const TileRoom& room, uint16_t* out) {
-  alignas(64) uint32_t pairs[kSide * kSide];
+  alignas(64) Word pairs[kSide * kSide];
   for (int64_t d = 0; d < room.wide; d += kSide) {
     for (int step = 0; step < 2; ++step, out += kTile) {
       for (int pair = 0; pair < kSide; ++pair) {
@@ -96,7 +98,7 @@ inline void transpose_values(const uint16_t* rows, const TileRoom& room, uint16_
         for (int i = 0; i < kSide; ++i) pairs[pair * kSide + i] = even[i] | static_cast<uint32_t>(odd[i]) << 16;
 #endif
       }
-      transpose_words(pairs, reinterpret_cast<uint32_t*>(out));
+      transpose_words(pairs, reinterpret_cast<Word*>(out));
     }
   }
 }
@@ -114,8 +116,8 @@ inline void pack_queries(const AttendMany& job, int64_t first, int64_t rows, int
         for (int64_t d = 0; d < kDeep; ++d) part[d] = d < n ? q[d] * scale : 0.0f;
         halve_in_order<false>(part, narrow + r * kDeep, nullptr);
       }
-      transpose_words(reinterpret_cast<const uint32_t*>(narrow),
-                      reinterpret_cast<uint32_t*>(room.queries + (row / kSide * room.steps + step) * kTile));
+      transpose_words(reinterpret_cast<const Word*>(narrow),
+                      reinterpret_cast<Word*>(room.queries + (row / kSide * room.steps + step) * kTile));
     }
   }
 }

@@ -167,9 +167,11 @@ void multiply_pairs(std::initializer_list<Operands> all, int64_t steps, const Fo
         float sum = ADD ? out[r * c.row + n] : 0.0f;
         for (const Operands& of : all) {
           const uint16_t *a = of.a.at + i / 2 * of.a.second + r * of.a.row, *b = of.b.at + i % 2 * of.b.second + 2 * n;
-          for (int64_t k = 0; k < steps * kDeep; ++k)
-            sum += BF16::one(a[k / kDeep * of.a.step + k % kDeep]) *
-                   BF16::one(b[k / kDeep * of.b.step + k % kDeep / 2 * of.b.row + k % 2]);
+          for (int64_t step = 0; step < steps; ++step, a += of.a.step, b += of.b.step) {
+            float part = 0;
+            for (int k = 0; k < kDeep; ++k) part += BF16::one(a[k]) * BF16::one(b[k / 2 * of.b.row + k % 2]);
+            sum += part;
+          }
         }
         out[r * c.row + n] = sum;
       }
