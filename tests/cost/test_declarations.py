@@ -8,7 +8,7 @@ import pytest
 import strategies
 import torch
 from attending import attends
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -162,8 +162,6 @@ def test_remembers_is_the_allocated_cache(spec: Model, batch: int, capacity: int
 @given(ANY, BATCH, TOKENS, KERNELS, st.sampled_from((torch.float32, torch.bfloat16, torch.float64)))
 @settings(max_examples=100)
 def test_saves_is_what_autograd_keeps(spec: Model, batch: int, tokens: int, kernel: str, dtype: torch.dtype) -> None:
-    # a known fault: in some small blocks with parallel bodies or one number per key more is kept than declared
-    assume(not any(getattr(part, "d_key", 0) == 1 or type(part).__name__ == "Parallel" for _, part in walk(spec)))
     model = strategies.randomised(spec, 0, dtype)
     run = Pass(tokens=tokens, batch=batch, kernel=kernel, width=dtype.itemsize)  # type: ignore[arg-type]
     kept, _ = measured.saved_bytes(model, tokens, batch, kernel)  # type: ignore[arg-type]

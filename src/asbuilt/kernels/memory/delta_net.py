@@ -5,6 +5,7 @@ from __future__ import annotations
 from asbuilt.kernels.memory.linear import MappedMemory
 from asbuilt.kernels.memory.registry import Saved, memory_of
 from asbuilt.spec.delta_net import SPAN, GatedDeltaNet, chunks
+from asbuilt.spec.linear import Linear
 from asbuilt.spec.part import Pass
 
 
@@ -19,7 +20,7 @@ class GatedDeltaNetMemory(MappedMemory[GatedDeltaNet]):
             "mixed": rows * part.d_mixed,
             "beta": rows * part.n_value_heads,
             "decay": rows * part.n_decays,
-            **({"gate": rows * part.d_output} if part.gating == "silu" else {}),
+            **({"gate": rows * part.d_output} if part.gating == "silu" or self._lies_beside else {}),
             "activated": rows * part.d_output,
             "normed": rows * part.d_output,
             "gated": rows * part.d_output,
@@ -28,6 +29,13 @@ class GatedDeltaNetMemory(MappedMemory[GatedDeltaNet]):
         inside = (Saved(name=name, size=size, divided="width") for name, size in sizes.items())
         between = (Saved(name=name, size=rows * rank) for name, rank in ranks.items() if rank is not None)
         return (Saved(name="input", size=rows * part.d_model), *inside, *between, *self.maps_keep(run))
+
+    @property
+    def _lies_beside(self) -> bool:
+        """Whether one product gives the gate beside q, k and v, so that it is kept with them though no product reads it."""
+        first = [one for name, one in self.part.maps.items() if name != "o" and f"{name}_down" not in self.part.maps]
+        plain = all(isinstance(one, Linear) and one.format is None and not one.clipped for one in first)
+        return self.part.gate_rank is None and plain and len({one.plain.bias for one in first}) == 1
 
     def recomputes(self) -> tuple[str, ...]:
         """The factors of o's input, and that input."""
