@@ -32,7 +32,7 @@ class GatedDeltaNetMemory(MappedMemory[GatedDeltaNet]):
 
     @property
     def _lies_beside(self) -> bool:
-        """Whether one product gives the gate beside q, k and v, so that it is kept with them though no product reads it."""
+        """Whether one product gives the gate beside q, k and v, so that it is kept with them."""
         first = [one for name, one in self.part.maps.items() if name != "o" and f"{name}_down" not in self.part.maps]
         plain = all(isinstance(one, Linear) and one.format is None and not one.clipped for one in first)
         return self.part.gate_rank is None and plain and len({one.plain.bias for one in first}) == 1
