@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from asbuilt.cli import html as web
+from asbuilt.cli.echo import Echoing
 from asbuilt.cli.opening import allow_unread_option, opened
 from asbuilt.cli.output import print_json, say, table, warn
 from asbuilt.cli.types import LARGEST, Tokens
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from asbuilt.spec import Model
 
 
-@click.command()
+@click.command(cls=Echoing)
 @click.argument("model")
 @click.option("--seq", type=Tokens(), help="Tokens per sequence; by default 1024, or the context length if shorter.")
 @click.option("--batch", type=click.IntRange(1, LARGEST), default=1, show_default=True, help="Number of sequences.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,6 +47,26 @@ class Echoing(click.Command):
 def typed(ctx: click.Context) -> Typed:
     """Returns what was typed after the command."""
     return ctx.meta[KEPT]
+
+
+def command(ctx: click.Context, *, without: Collection[str] = (), more: Collection[str] = ()) -> str:
+    """Returns the command line for a shell, arguments first, without the options of these names, with `more` words."""
+    names = []
+    at = ctx
+    while at.parent is not None:
+        names.append(at.info_name or "")
+        at = at.parent
+    kept = {name: text for name, text in typed(ctx).options.items() if name not in without}
+    words = sorted(kept.items(), key=lambda one: one[0].startswith("-"))
+    return shlex.join(["asbuilt", *reversed(names), *(word for one in words for word in _words(*one)), *more])
+
+
+def _words(name: str, text: Any) -> Iterator[str]:  # noqa: ANN401
+    for one in text if isinstance(text, list) else [text]:
+        if name.startswith("-"):
+            yield name
+        if one is not True:
+            yield one
 
 
 def _options(params: Sequence[click.Parameter], words: Sequence[str]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from asbuilt.cli import typed
+from asbuilt.cli.echo import command
 from asbuilt.errors import InputError
 
 if TYPE_CHECKING:
@@ -18,14 +18,13 @@ if TYPE_CHECKING:
 
 C = TypeVar("C", bound=Callable[..., Any])
 # What a command prints and where, which is not asked of its document.
-WAYS = ("html", "plot", "explain", "markdown", "as_json")
-WORDS = ("--html", "--plot", "--explain", "--markdown", "--json")
+WAYS = ("--html", "--plot", "--explain", "--markdown", "--json")
 
 
-def html_option(command: C) -> C:
+def html_option(function: C) -> C:
     """Adds `--html FILE` as `html`."""
     said = "Write charts and tables as one file for a browser, which works offline."
-    return click.option("--html", metavar="FILE", help=said)(command)
+    return click.option("--html", metavar="FILE", help=said)(function)
 
 
 def check(html: str | None) -> None:
@@ -42,7 +41,7 @@ def save(html: str, ctx: click.Context, cases: Sequence[Case]) -> None:
     """Writes the file."""
     from asbuilt.web import single
 
-    single.save(Path(html), typed.command(ctx, without=("html",)), cases)
+    single.save(Path(html), command(ctx, without=("--html",)), cases)
 
 
 def printed(ctx: click.Context, data: dict[str, Any]) -> Document:
@@ -50,9 +49,9 @@ def printed(ctx: click.Context, data: dict[str, Any]) -> Document:
     from asbuilt.web.single import Document
 
     if "typed" in data:  # what that command is asked
-        said = {name: text for name, text in data["typed"].items() if name not in WORDS}
+        said = {name: text for name, text in data["typed"].items() if name not in WAYS}
         data = data | {"typed": said | {"--json": True}}
-    return Document(data=data, command=typed.command(ctx, without=WAYS, more=["--json"]))
+    return Document(data=data, command=command(ctx, without=WAYS, more=["--json"]))
 
 
 def case(title: str, documents: Mapping[str, Document]) -> Case:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from asbuilt.cli import html as web
+from asbuilt.cli.echo import Echoing
 from asbuilt.cli.opening import allow_unread_option, opened
 from asbuilt.cli.output import print_json, say, table, warn
 from asbuilt.cli.running import threads_option
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from asbuilt.measure import Report
 
 
-@click.command()
+@click.command(cls=Echoing)
 @click.argument("model")
 @click.option(
     "--dtype",
