@@ -47,3 +47,10 @@ def test_a_wrong_key_is_one_message() -> None:
     ran = CliRunner().invoke(cli, ["train", "characters", "optimizer.rl=1"])
     assert ran.exit_code == 2
     assert "optimizer.rl: unknown key" in ran.stderr
+
+
+def test_pairs_of_images_and_texts_are_not_planned() -> None:
+    made = CliRunner().invoke(cli, ["train", "clip", "--dry-run"])
+    assert made.exit_code == 2
+    assert "data.objective: is not planned" in made.stderr
+    assert "calibrat" not in made.stderr  # nothing is timed first

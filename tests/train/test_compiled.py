@@ -50,8 +50,11 @@ def test_what_cannot_be_compiled_is_refused(tmp_path: Path, monkeypatch: pytest.
         recipe(tmp_path, "run", "step.offload=true")
     mixture = ["model_type=mixtral", "hidden_size=16", "num_attention_heads=2", "num_hidden_layers=1"]
     mixture += ["intermediate_size=16", "num_key_value_heads=1", "num_local_experts=2", "num_experts_per_tok=1"]
-    experts = loads("[data]", changes=[f"model.config.{one}" for one in mixture] + [f"data.text={made.data.text}",
-                    "data.context=8", "step.compile=true", f"run.out={tmp_path / 'moe'}"])  # fmt: skip
+    experts = loads(
+        "[data]",
+        changes=[f"model.config.{one}" for one in mixture]
+        + [f"data.text={made.data.text}", "data.context=8", "step.compile=true", f"run.out={tmp_path / 'moe'}"],
+    )
     with pytest.raises(InputError, match=r"\(MixtureOfExperts\): its shapes depend on the tokens"):
         loop.run(experts)
     monkeypatch.setenv("PATH", str(tmp_path))

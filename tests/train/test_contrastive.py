@@ -21,9 +21,7 @@ from asbuilt.train.contrastive import MOST, contrastive_loss, pair_loss, retriev
 from asbuilt.train.image_texts import Paired, drawn_shapes
 from asbuilt.train.recipe import Recipe, read
 
-TOWER = (
-    "hidden_size=16", "num_hidden_layers=1", "num_attention_heads=2", "intermediate_size=32"
-)  # fmt: skip
+TOWER = ("hidden_size=16", "num_hidden_layers=1", "num_attention_heads=2", "intermediate_size=32")
 WORDS = ("red", "blue", "cat", "dog", "sky", "été")
 
 
@@ -201,11 +199,27 @@ def refusals(folder: Path) -> dict[str, tuple[list[str], str]]:
         "context": (["data.context=99"], "data.context: must be at most 40"),
         "siglip": (siglip, "model"),
         "a decoder": (["data.objective=next", "data.text=x"], "data.text"),
-    }  # fmt: skip
+    }
 
 
-@pytest.mark.parametrize("wrong", ["no text", "another kind", "empty", "odd", "lone", "a line", "absent",
-                                   "not an image", "z-loss", "packing", "context", "siglip", "a decoder"])  # fmt: skip
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "no text",
+        "another kind",
+        "empty",
+        "odd",
+        "lone",
+        "a line",
+        "absent",
+        "not an image",
+        "z-loss",
+        "packing",
+        "context",
+        "siglip",
+        "a decoder",
+    ],
+)
 def test_what_is_no_pair_is_refused_by_name(tmp_path: Path, wrong: str) -> None:
     changes, said = refusals(tmp_path)[wrong]
     with pytest.raises(InputError) as refused:

@@ -24,14 +24,33 @@ from asbuilt.train.settings import Data
 
 MODELS = {
     "gpt2": {"n_layer": 2, "n_embd": 16, "n_head": 2, "n_positions": 32},
-    "llama": {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2,
-              "intermediate_size": 32, "max_position_embeddings": 32},
-    "mistral": {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2,
-                "intermediate_size": 32, "max_position_embeddings": 32, "sliding_window": 3},
+    "llama": {
+        "num_hidden_layers": 2,
+        "hidden_size": 16,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 32,
+        "max_position_embeddings": 32,
+    },
+    "mistral": {
+        "num_hidden_layers": 2,
+        "hidden_size": 16,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 32,
+        "max_position_embeddings": 32,
+        "sliding_window": 3,
+    },
     "bloom": {"n_layer": 2, "hidden_size": 16, "n_head": 4},
-    "bert": {"architectures": ["BertForMaskedLM"], "num_hidden_layers": 2, "hidden_size": 16,
-             "num_attention_heads": 2, "intermediate_size": 32, "max_position_embeddings": 32},
-}  # fmt: skip
+    "bert": {
+        "architectures": ["BertForMaskedLM"],
+        "num_hidden_layers": 2,
+        "hidden_size": 16,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+        "max_position_embeddings": 32,
+    },
+}
 
 
 def rows(B: int, T: int, *, padded: bool) -> Tensor:

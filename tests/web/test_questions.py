@@ -84,8 +84,9 @@ def test_speeds_and_costs_are_those_of_the_plan() -> None:
     expected = plan["expected"]["middle"]
     assert found["decode"]["tokens_per_second"] == expected["tokens_per_second"]
     assert found["decode"]["million_output"] == plan["cost"]["middle"]["million_output"]
-    for slow, middle, fast, least in zip(*(found["speeds"][n] for n in ("low", "middle", "high")), plan["sweep"],
-                                         strict=True):  # fmt: skip
+    for slow, middle, fast, least in zip(
+        *(found["speeds"][n] for n in ("low", "middle", "high")), plan["sweep"], strict=True
+    ):
         assert slow["tokens_per_second"] < middle["tokens_per_second"] < fast["tokens_per_second"]
         assert fast["tokens_per_second"] < least["tokens_per_second"]
         seconds = 10**6 / middle["tokens_per_second"]

@@ -29,10 +29,19 @@ def scope(
 ) -> dict[str, Any]:
     lines = [(k.encode(), v.encode()) for k, v in (("host", host), *headers)]
     return {
-        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "scheme": "http",
-        "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "", "headers": lines,
-        "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 1),
-    }  # fmt: skip
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": method,
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": lines,
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 1),
+    }
 
 
 def call(

@@ -14,6 +14,7 @@ import click
 from asbuilt.cli.output import count, print_json, say, size, table, warn
 from asbuilt.cli.running import threads_option
 from asbuilt.cli.streams import draw
+from asbuilt.errors import InputError
 from asbuilt.shown import line
 
 if TYPE_CHECKING:
@@ -135,6 +136,9 @@ def _plan(given: Recipe, as_json: bool) -> None:
     from asbuilt.train.planned import likely, planned
     from asbuilt.train.tune import base_spec
 
+    if given.data.objective == "contrastive":
+        fix = "run it; `asbuilt describe` shows the costs of a pass"
+        raise InputError("is not planned", field="data.objective", value="contrastive", fix=fix)
     with TemporaryDirectory() as there:  # nothing stays of a run that is only planned
         _, vocabulary, note = read_data(given, Path(there))
     if note:
