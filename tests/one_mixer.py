@@ -12,9 +12,13 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from asbuilt import cost
+from asbuilt.kernels.memory import memory
+from asbuilt.measure import run as measured
 from asbuilt.nn import build
 from asbuilt.nn.cache import Cache
 from asbuilt.nn.model import Model as Module
+from asbuilt.nn.registry import module
+from asbuilt.nn.step import Step
 from asbuilt.spec import Block, Branch, Head, Mixer, Model, Pass, RMSNorm, TokenEmbedding
 
 
@@ -97,3 +101,19 @@ def check_products(spec: Model, batch: int, tokens: int, past: int) -> None:
     with FlopCounterMode(display=False) as counter:
         model(ids).sum().backward()
     assert counter.get_total_flops() == cost.flops(spec, Pass(tokens=tokens, batch=batch)).training
+
+
+def check_saved(spec: Model, batch: int, tokens: int, dtype: torch.dtype) -> None:
+    """Autograd keeps what is declared."""
+    kept, _ = measured.saved_bytes(strategies.randomised(spec, 0, dtype), tokens, batch)
+    assert cost.saved(spec, Pass(tokens=tokens, batch=batch, width=dtype.itemsize)).all == kept
+
+
+@torch.inference_mode()
+def check_peak(part: Mixer, tokens: int, dtype: torch.dtype) -> None:
+    """The allocator's peak of two texts is near the declared one."""
+    made, x = module(part, "x").to(dtype), torch.ones(2, tokens, part.d_model, dtype=dtype)
+    made(x, Step((2, tokens), x.device, dtype=dtype))  # the library's own buffers
+    seen = measured.peak_bytes(lambda: made(x, Step((2, tokens), x.device, dtype=dtype)))
+    run = Pass(tokens=tokens, batch=2, width=dtype.itemsize)
+    assert 0.8 * seen <= memory(part).peak_bytes(run) <= 1.25 * seen

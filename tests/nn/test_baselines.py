@@ -130,9 +130,7 @@ def test_padding_changes_nothing(spec: Model, lengths: tuple[int, int], left: bo
 @given(STACKS, st.integers(1, 3), st.integers(1, 15), st.sampled_from((torch.float32, torch.bfloat16)))
 @settings(max_examples=50)
 def test_what_is_kept(spec: Model, batch: int, tokens: int, dtype: torch.dtype) -> None:
-    model = strategies.randomised(spec, 0, dtype)
-    run = Pass(tokens=tokens, batch=batch, width=dtype.itemsize)
-    assert cost.saved(spec, run).all == measured.saved_bytes(model, tokens, batch)[0]
+    one_mixer.check_saved(spec, batch, tokens, dtype)
 
 
 CONVOLUTIONS = [CausalConvolution(d_model=64, kernel=3), CentredConvolution(d_model=64, kernel=3)]

@@ -170,9 +170,7 @@ def test_several_chunks_multiply_what_is_declared(spec: Model, batch: int, token
 @settings(max_examples=30)
 def test_what_is_saved_is_what_is_declared(spec: Model, batch: int, tokens: int) -> None:
     """Maps of one product keep their results together: a gate by a sigmoid, which no product reads, too."""
-    model = strategies.randomised(spec, 0, torch.float32)
-    kept, _ = measured.saved_bytes(model, tokens, batch)
-    assert cost.saved(spec, Pass(tokens=tokens, batch=batch, width=4)).all == kept
+    one_mixer.check_saved(spec, batch, tokens, torch.float32)
 
 
 @pytest.mark.usefixtures("short_chunks")

@@ -197,9 +197,7 @@ def test_several_chunks_multiply_what_is_declared(spec: Model, batch: int, token
 @given(stacks(), st.integers(1, 3), st.integers(1, 15), st.sampled_from((torch.float32, torch.bfloat16)))
 @settings(max_examples=30)
 def test_several_chunks_keep_what_is_declared(spec: Model, batch: int, tokens: int, dtype: torch.dtype) -> None:
-    model = strategies.randomised(spec, 0, dtype)
-    run = Pass(tokens=tokens, batch=batch, width=dtype.itemsize)
-    assert cost.saved(spec, run).all == measured.saved_bytes(model, tokens, batch)[0]
+    one_mixer.check_saved(spec, batch, tokens, dtype)
 
 
 @pytest.mark.usefixtures("short_chunks")

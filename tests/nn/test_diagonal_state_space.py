@@ -98,9 +98,7 @@ def test_padding_between_tokens(part: DiagonalStateSpace, seed: int) -> None:
 @given(STACKS, st.integers(1, 3), st.integers(1, 15), st.sampled_from((torch.float32, torch.bfloat16)))
 @settings(max_examples=50)
 def test_what_is_kept(spec: Model, batch: int, tokens: int, dtype: torch.dtype) -> None:
-    model = strategies.randomised(spec, 0, dtype)
-    run = Pass(tokens=tokens, batch=batch, width=dtype.itemsize)
-    assert cost.saved(spec, run).all == measured.saved_bytes(model, tokens, batch)[0]
+    one_mixer.check_saved(spec, batch, tokens, dtype)
 
 
 @pytest.mark.parametrize("tokens", [1, 64, 512])

@@ -13,11 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asbuilt import cost
-from asbuilt.kernels.memory import memory
-from asbuilt.measure import run as measured
-from asbuilt.nn.registry import module
 from asbuilt.nn.step import Step
-from asbuilt.spec import LightningAttention, Model, Pass, RMSNorm, mamba2
+from asbuilt.spec import LightningAttention, Model, RMSNorm, mamba2
 
 CHUNK = 4
 LENGTHS = st.sampled_from((1, CHUNK - 1, CHUNK, CHUNK + 1, 5 * CHUNK))
@@ -69,9 +66,7 @@ def test_several_chunks_multiply_what_is_declared(spec: Model, batch: int, token
 @given(STACKS, st.integers(1, 3), st.integers(1, 15), st.sampled_from((torch.float32, torch.bfloat16)))
 @settings(max_examples=30)
 def test_several_chunks_keep_what_is_declared(spec: Model, batch: int, tokens: int, dtype: torch.dtype) -> None:
-    model = strategies.randomised(spec, 0, dtype)
-    run = Pass(tokens=tokens, batch=batch, width=dtype.itemsize)
-    assert cost.saved(spec, run).all == measured.saved_bytes(model, tokens, batch)[0]
+    one_mixer.check_saved(spec, batch, tokens, dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -79,12 +74,7 @@ def test_several_chunks_keep_what_is_declared(spec: Model, batch: int, tokens: i
 def test_peak_is_the_allocators(tokens: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mamba2, "CHUNK", 64)
     part = LightningAttention(d_model=64, n_heads=8, d_head=32, decay=0.5, norm=RMSNorm(d=256))
-    made = module(part, "x").to(dtype)
-    x = torch.ones(2, tokens, 64, dtype=dtype)
-    run = Pass(tokens=tokens, batch=2, width=dtype.itemsize)
-    with torch.inference_mode():
-        seen = measured.peak_bytes(lambda: made(x, Step((2, tokens), x.device, dtype=dtype)))
-    assert 0.8 * seen <= memory(part).peak_bytes(run) <= 1.25 * seen
+    one_mixer.check_peak(part, tokens, dtype)
 
 
 def test_a_hundred_thousand_tokens_are_finite(monkeypatch: pytest.MonkeyPatch) -> None:

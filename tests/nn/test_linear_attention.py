@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from asbuilt import cost
 from asbuilt.kernels.linear_attention import by_chunks, by_tokens
-from asbuilt.measure import run as measured
 from asbuilt.nn.cache import Cache
 from asbuilt.spec import Block, Branch, Head, LinearAttention, Model, Pass, RMSNorm, TokenEmbedding, linear_attention
 
@@ -106,9 +105,7 @@ def test_several_chunks_multiply_what_is_declared(spec: Model, batch: int, token
 @given(models(), st.integers(1, 3), st.integers(1, 15), st.sampled_from((torch.float32, torch.bfloat16)))
 @settings(max_examples=50)
 def test_several_chunks_keep_what_is_declared(spec: Model, batch: int, tokens: int, dtype: torch.dtype) -> None:
-    model = strategies.randomised(spec, 0, dtype)
-    run = Pass(tokens=tokens, batch=batch, width=dtype.itemsize)
-    assert cost.saved(spec, run).all == measured.saved_bytes(model, tokens, batch)[0]
+    one_mixer.check_saved(spec, batch, tokens, dtype)
 
 
 def test_the_state_is_as_large_as_the_paper_says() -> None:

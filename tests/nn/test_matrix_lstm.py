@@ -15,12 +15,9 @@ from torch import Tensor
 
 from asbuilt import cost
 from asbuilt.kernels.matrix_lstm import State, Tokens, by_chunks, by_tokens
-from asbuilt.kernels.memory import memory
-from asbuilt.measure import run as measured
 from asbuilt.nn.cache import Cache
-from asbuilt.nn.registry import module
 from asbuilt.nn.step import Step
-from asbuilt.spec import HeadNorm, MatrixLSTM, Model, Pass, mamba2
+from asbuilt.spec import HeadNorm, MatrixLSTM, Model, mamba2
 
 CHUNK = 4
 LENGTHS = st.sampled_from((1, CHUNK - 1, CHUNK, CHUNK + 1, 5 * CHUNK))
@@ -107,9 +104,7 @@ def test_several_chunks_multiply_what_is_declared(spec: Model, batch: int, token
 @given(STACKS, st.integers(1, 3), st.integers(1, 15), st.sampled_from((torch.float32, torch.bfloat16)))
 @settings(max_examples=30)
 def test_several_chunks_keep_what_is_declared(spec: Model, batch: int, tokens: int, dtype: torch.dtype) -> None:
-    model = strategies.randomised(spec, 0, dtype)
-    run = Pass(tokens=tokens, batch=batch, width=dtype.itemsize)
-    assert cost.saved(spec, run).all == measured.saved_bytes(model, tokens, batch)[0]
+    one_mixer.check_saved(spec, batch, tokens, dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -117,13 +112,7 @@ def test_several_chunks_keep_what_is_declared(spec: Model, batch: int, tokens: i
 def test_peak_is_the_allocators(tokens: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mamba2, "CHUNK", 64)
     part = MatrixLSTM(d_model=64, n_heads=4, d_key=24, d_value=48, norm=HeadNorm(d=48, n_heads=4))
-    made = module(part, "x").to(dtype)
-    x = torch.ones(2, tokens, 64, dtype=dtype)
-    run = Pass(tokens=tokens, batch=2, width=dtype.itemsize)
-    with torch.inference_mode():
-        made(x, Step((2, tokens), x.device, dtype=dtype))  # the library's own buffers
-        seen = measured.peak_bytes(lambda: made(x, Step((2, tokens), x.device, dtype=dtype)))
-    assert 0.8 * seen <= memory(part).peak_bytes(run) <= 1.25 * seen
+    one_mixer.check_peak(part, tokens, dtype)
 
 
 @pytest.mark.parametrize("cap", [15.0, 80.0])
