@@ -48,6 +48,15 @@ def test_devices_send_their_shares_at_once(degrees: dict[str, int]) -> None:
     assert found.seconds == pytest.approx(sequence / devices / 25e9, rel=1e-12)
 
 
+def test_the_stage_with_the_most_layers_takes_longest() -> None:
+    """Three layers on two stages: two of them on one."""
+    odd = replace(DENSE, blocks=DENSE.blocks[:3])
+    found = serve(odd, MACHINE, context=96, conventions=CONVENTIONS, kv_host=1e6, pp=2).host_cache
+    assert found is not None
+    assert (found.sequence, found.on_device) == (96 * 3 * 192, 96 * 2 * 192)
+    assert found.seconds == pytest.approx(96 * 2 * 192 / 25e9, rel=1e-12)
+
+
 def test_key_value_heads_that_are_repeated_are_stored_again() -> None:
     assert held(kv_host=10**6, tp=8).sequence == 2 * 96 * 4 * 192  # 4 heads on 8 devices
 
