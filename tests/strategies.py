@@ -1183,6 +1183,8 @@ def sharing(block: Block) -> tuple[Block, ...]:
     bodies = [part for part in choosing if isinstance(part, LatentAttention)]
     if not bodies or len(bodies) < len(choosing):  # each key head of other attention chooses for itself
         return ()
+    if any(part.lends or part.borrows for _, part in walk(block)):  # weights of one name are one part's alone
+        return ()
     last = SharedChoice(top_k=bodies[-1].indexer.top_k)  # type: ignore[union-attr]
     latent = lambda _, part: isinstance(part, LatentAttention)  # noqa: E731
     return (block.replace_where(latent, indexer=last),)

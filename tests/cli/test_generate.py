@@ -69,6 +69,15 @@ def test_text_is_what_the_library_generates(run: Run, checkpoint: Path) -> None:
     assert result.stdout == expected(checkpoint, PROMPT).text + "\n"
 
 
+def test_compiled_steps_write_the_same_text(run: Run, checkpoint: Path) -> None:
+    told = document(run("generate", checkpoint, PROMPT, "--max-new-tokens", 12, "--compile", "--json"))
+    assert told["compile"] is True
+    assert told["text"] == expected(checkpoint, PROMPT).text
+    result = run("generate", checkpoint, PROMPT, "--cuda-graphs")
+    assert result.exit_code == 2
+    assert "cuda_graphs: graphs are CUDA's (got 'cpu'; must be a CUDA device)" in " ".join(result.stderr.split())
+
+
 def test_json_is_the_only_thing_printed(run: Run, checkpoint: Path) -> None:
     result = run("generate", checkpoint, PROMPT, "--max-new-tokens", 12, "--json")
     said, want = document(result), expected(checkpoint, PROMPT)

@@ -21,6 +21,7 @@ from asbuilt.errors import InputError
 from asbuilt.generate import compute as computing
 from asbuilt.generate import decode, text
 from asbuilt.generate.compute import Compute
+from asbuilt.generate.replay import Replay
 from asbuilt.generate.sampling import Sampling, Times
 from asbuilt.generate.seeing import with_placeholders
 from asbuilt.nn.audio import Sounds
@@ -70,6 +71,7 @@ def generate(
     draft_tokens: int | None = None,
     timestamps: bool | None = None,
     kv_dtype: object = None,
+    replay: Replay | None = None,
 ) -> str: ...
 
 
@@ -90,6 +92,7 @@ def generate(
     draft_tokens: int | None = None,
     timestamps: bool | None = None,
     kv_dtype: object = None,
+    replay: Replay | None = None,
 ) -> list[int]: ...
 
 
@@ -109,6 +112,7 @@ def generate(
     draft_tokens: int | None = None,
     timestamps: bool | None = None,
     kv_dtype: object = None,
+    replay: Replay | None = None,
 ) -> str | list[int]:
     """Returns a model's completion of a text or chat messages as text, or of token ids as token ids.
 
@@ -122,13 +126,15 @@ def generate(
     with `timestamps` a line for each segment. With `draft`, `draft_tokens` tokens at a time are drafted and verified in
     one pass: by the model's own predictors ("own"), by looking up the text itself ("prompt"), or by a smaller model of
     the same vocabulary or an EAGLE-3 folder. `kv_dtype` is the format of the cache, None for that of computing: a float
-    such as bf16 or fp8, or int8:head, fp8:head, int4:head with scales for each token and head. `asbuilt.complete`
-    streams the text. Raises InputError before anything runs.
+    such as bf16 or fp8, or int8:head, fp8:head, int4:head with scales for each token and head. `replay` has decode
+    steps compiled, or captured as CUDA graphs. `asbuilt.complete` streams the text. Raises InputError before anything
+    runs.
     """
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "sampling": sampling, "prefill_chunk": None}
     options |= {} if audio is None else {"audio": audio}
     options |= {} if images is None else {"images": images}
     options |= {} if kv_dtype is None else {"kv_dtype": short_name(kv_dtype)}
+    options |= {} if replay is None else {"replay": replay}
     drafts = asked(draft, draft_tokens)
     ids = isinstance(prompt, list) and not text.is_chat(prompt)
     if isinstance(model, nn.Module):
@@ -140,7 +146,8 @@ def generate(
         options |= {"draft": drafts.loaded(model), "sampling": sampled(source, sampling)}
         return _ids(model, prompt, source.eos_ids, **options | _heard(source, audio) | _seen(source, images))
     options |= {"stop": stop}
-    how, own = Running(dtype=None if dtype is None else dtype_of(dtype)), _tokenizer_of(tokenizer)
+    how = Running(dtype=None if dtype is None else dtype_of(dtype), replay=replay)
+    own = _tokenizer_of(tokenizer)
     completion, compute = begin(source, prompt, how, options, tokenizer=own, draft=drafts, timestamps=timestamps)
     if compute.warning:
         log.warning(compute.warning)
@@ -288,6 +295,9 @@ def begin(
     folder's settings say by default.
     """
     draft.check(source.spec)
+    if how.replay is not None:
+        how.replay.check(source.spec, torch.device(how.device), drafts=bool(draft.given))
+        options = options | {"replay": how.replay}
     headers(source)  # raises if there are no weights
     options = options | _heard(source, options.get("audio"))
     options = {name: value for name, value in options.items() if name != "images"} | _seen(

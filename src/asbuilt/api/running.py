@@ -18,6 +18,7 @@ from asbuilt.dtypes import CALIBRATED, TORCH_NAMES
 from asbuilt.errors import InputError, one_of
 from asbuilt.generate import compute as computing
 from asbuilt.generate.compute import Compute
+from asbuilt.generate.replay import Replay
 from asbuilt.kernels import native, speed
 from asbuilt.kernels.rows import SHAPE
 from asbuilt.nn.build import interleave
@@ -34,12 +35,16 @@ NARROWER = "use a narrower --dtype or a smaller --context"
 
 @dataclass(frozen=True, kw_only=True)
 class Running:
-    """What a request says of how its model is run; `packed` None stays packed where that is multiplied faster."""
+    """What a request says of how its model is run; `packed` None stays packed where that is multiplied faster.
+
+    With `replay` torch computes, whose steps can be recorded, and not the native kernels.
+    """
 
     dtype: torch.dtype | None = None
     packed: bool | None = None
     adapter: str | Path | None = None
     device: str = "cpu"
+    replay: Replay | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +65,7 @@ def contents_of(source: Source, how: Running, tokens: tuple[int, int]) -> Conten
     """Returns the stored tensors as they will be held, packed or expanded, for a prompt and new tokens."""
     headers(source)  # raises if there are no weights
     usable = how.dtype in (None, torch.float32) and how.device == "cpu" and native.library() is not None
+    usable = usable and how.replay is None
     if how.packed is None and usable:
         found = Contents(source, packed=None, adapter=how.adapter)
         if not found.formats or _multiplied_packed(found, tokens):
@@ -84,7 +90,7 @@ def ready(source: Source, how: Running, contents: Contents, request: Request) ->
         compute = Compute(dtype=dtype, why=why, needed=needs(dtype))
         _require_device_room(source, how.device, compute.needed, request.fix)
     model = load_contents(contents, compute.dtype, how.device)
-    if interleave(model):
+    if how.replay is None and interleave(model):
         instructions = native.instructions()
         why = f"packed weights are multiplied by the native kernels ({instructions}), inputs rounded to 16 bits"
         compute = replace(compute, why=why, choice=_packed_choice(contents, how, request))

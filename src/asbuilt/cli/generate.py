@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +69,13 @@ LONGEST_PROMPT = 1 << 26  # bytes; the longest published context is 10 million t
     "stays the same.",
 )
 @click.option("--draft-tokens", type=Tokens(), help="Draft this many tokens per pass; needs --draft.")
+@click.option(
+    "--compile",
+    "compiled",
+    is_flag=True,
+    help="Decode by steps that torch.compile has compiled, instead of native kernels.",
+)
+@click.option("--cuda-graphs", "graphs", is_flag=True, help="Decode by steps that are captured as CUDA graphs.")
 @allow_unread_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document at the end instead of the text.")
 def generate(
@@ -89,6 +97,8 @@ def generate(
     timestamps: bool | None,
     draft: str | None,
     draft_tokens: int | None,
+    compiled: bool,
+    graphs: bool,
     allow_unread: tuple[str, ...],
     as_json: bool,
 ) -> None:
@@ -121,6 +131,10 @@ def generate(
         logging.getLogger("asbuilt").addHandler(logging.NullHandler())
         asked = _messages(said, system, len(images)) if chat else said
         how, count = place.taken()
+        if compiled or graphs:
+            from asbuilt.generate.replay import Replay
+
+            how = replace(how, replay=Replay(compiled=compiled, graphs=graphs))
         drafts = drafting(draft, draft_tokens)
         more = {"context": context, "timestamps": timestamps}
         completion, compute = begin(source, asked, how, options, draft=drafts, **more)
@@ -129,7 +143,8 @@ def generate(
     elif compute.choice and not as_json:
         warn(f"[{compute.choice}]")
     more = {"max_new_tokens": max_new_tokens, "context": context}
-    told = {"kv_dtype": kv_dtype} if kv_dtype else {}
+    told = ({"kv_dtype": kv_dtype} if kv_dtype else {}) | ({"compile": True} if compiled else {})
+    told |= {"cuda_graphs": True} if graphs else {}
     with memory_errors(compute.needed, source.name, "to be run"):
         _finish(completion, compute, echoed(sampling, place, count, **more) | told if as_json else None)
 

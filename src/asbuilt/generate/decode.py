@@ -17,6 +17,7 @@ from torch import Tensor
 from asbuilt.errors import InputError, one_of
 from asbuilt.generate.draft import Chooser, Draft, Drafter, require_steady
 from asbuilt.generate.finite import require_logits
+from asbuilt.generate.replay import Replay, Replayed
 from asbuilt.generate.sampling import Sampler, Sampling
 from asbuilt.nn.audio import Sounds
 from asbuilt.nn.cache import Cache, Mark, require_cache
@@ -45,6 +46,7 @@ def generate(
     kernel: Kernel = "fused",
     draft: Drafter | None = None,
     kv_dtype: str | None = None,
+    replay: Replay | None = None,
 ) -> Iterator[list[int | None]]:
     """Returns an iterator over the steps' tokens, one per prompt, None for a row that has stopped.
 
@@ -56,8 +58,9 @@ def generate(
     as `Cache` takes it; None means the compute dtype, which a draft's own caches always have. Rows that share one
     `sampling` share its seed. With `draft` several tokens of the only prompt's text are drafted, and then verified in
     one pass: greedy text is the same, except where the two largest logits are so near that passes of one and of several
-    tokens round them differently; sampled text is distributed alike. Raises InputError for invalid input before
-    anything runs, and at the step at which logits are not finite.
+    tokens round them differently; sampled text is distributed alike. With `replay` steps of decoding are
+    recorded once and run again. Raises InputError for invalid input before anything runs, and at the step at which
+    logits are not finite.
     """
     _require_whole("max_new_tokens", max_new_tokens, 0)
     if prefill_chunk is not None:
@@ -93,13 +96,17 @@ def generate(
         raise InputError(f"{field} beside prompts that fill the context", field=field, fix="shorten the prompts")
     for note in dict.fromkeys(n for begun in rows.begun for n in notes(model.spec, len(begun), max_new_tokens)):
         log.warning(note)
+    if replay is not None:
+        replay.check(model.spec, model.device, drafts=draft is not None)
+        if model.native is not None:
+            raise InputError("the native kernels compute a step in one call", field=replay.field, fix="leave it out")
     if draft is not None:
         if not draft.sees and (images is not None or audio is not None):
             given = "audio" if images is None else "images"
             raise InputError(f"only prompt lookup drafts beside {given}", field="draft", allowed="prompt")
         check_draft(model.spec, draft, len(prompts), len(rows.begun[0]) if prompts else 0, max_new_tokens)
         return _drafted(model, rows, rooms[0], requests[0], frozenset(eos_ids), prefill_chunk, kernel, kv_dtype, draft)
-    return _steps(model, rows, rooms, requests, frozenset(eos_ids), prefill_chunk, kernel, kv_dtype)
+    return _steps(model, rows, rooms, requests, frozenset(eos_ids), prefill_chunk, kernel, kv_dtype, replay)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -323,6 +330,7 @@ def _steps(
     chunk: int | None,
     kernel: Kernel,
     kv: str | None,
+    replay: Replay | None,
 ) -> Iterator[list[int | None]]:
     rows = [row for row, left in enumerate(rooms) if left > 0]
     if not rows:
@@ -341,6 +349,7 @@ def _steps(
         chunk=chunk,
         kernel=kernel,
     )
+    replayed = None
     for done in range(1, max(rooms) + 1):
         require_logits(logits_BV, model, cache.lengths)
         chosen_B = sampler(logits_BV)
@@ -357,7 +366,12 @@ def _steps(
             rows, chosen_B = [rows[i] for i in going], chosen_B[going]
             sampler.keep(going)
             cache.keep(going)
-        logits_BV = model(chosen_B[:, None], cache=cache, last=True, kernel=kernel)[:, -1]
+            replayed = None  # its tensors have other rows
+        if replay is None:
+            logits_BV = model(chosen_B[:, None], cache=cache, last=True, kernel=kernel)[:, -1]
+            continue
+        replayed = replayed or Replayed(model, cache, replay.record(), kernel)
+        logits_BV = replayed(chosen_B[:, None])
 
 
 def _cache(model: Model, batch: int, capacity: int, source: int, chunk: int | None, kv: str | None) -> Cache:

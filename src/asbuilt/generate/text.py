@@ -10,6 +10,7 @@ from torch import Tensor
 from asbuilt.errors import InputError
 from asbuilt.generate.decode import generate, notes
 from asbuilt.generate.draft import Drafter
+from asbuilt.generate.replay import Replay
 from asbuilt.generate.sampling import Sampling, Times
 from asbuilt.nn.audio import Sounds
 from asbuilt.nn.image_grid import Patches
@@ -135,14 +136,15 @@ def complete(
     kernel: Kernel = "fused",
     draft: Drafter | None = None,
     kv_dtype: str | None = None,
+    replay: Replay | None = None,
 ) -> Completion:
     """Returns the model's completion of a text, token ids or chat messages, as an iterator over pieces of text.
 
     It ends at one of `eos_ids` (by default the tokenizer's, and in a chat the token that the template writes after an
     answer), before the first of the `stop` strings, or at `max_new_tokens`. The output of a model with an encoder of
     texts begins after `start`; one that hears reads the spectrogram `audio`, one that sees the `images` whose
-    placeholders the prompt holds; `draft` drafts; `kv_dtype` is the format of the cache. Raises InputError,
-    before anything runs, as `generate`, `StopFilter` and `encode_chat` do.
+    placeholders the prompt holds; `draft` drafts; `kv_dtype` is the format of the cache; `replay` says how decode
+    steps are recorded. Raises InputError, before anything runs, as `generate`, `StopFilter` and `encode_chat` do.
     """
     read = "source" in model.spec.reads
     ids = prompt_ids(tokenizer, prompt)
@@ -162,6 +164,7 @@ def complete(
         kernel=kernel,
         draft=draft,
         kv_dtype=kv_dtype,
+        replay=replay,
     )
     note = "; ".join(notes(model.spec, len(start if read else ids), max_new_tokens))
     return Completion(ids, steps, tokenizer, stop_filter, eos_ids, note, draft, sampling.times)

@@ -23,10 +23,12 @@ def tables(
     lengths: tuple[int, ...],
     dtype: torch.dtype,
     coordinates_3BT: Tensor | None = None,
+    inverse: Tensor | None = None,
 ) -> RopeTables:
     """Returns the tables for tokens at `positions_BT`, in sequences of `lengths` tokens each (for dynamic scaling).
 
-    With axes, pairs are rotated by `coordinates_3BT` of a token, if given.
+    With axes, pairs are rotated by `coordinates_3BT` of a token, if given. `inverse` are the frequencies of these
+    lengths, if they are at hand.
 
     Angles are computed in float64, whatever the model's dtype: in float32 cos and sin are off by up to 2e-4 within 4k
     positions and 9e-3 within 128k, since a frequency's rounding error is multiplied by the position. Published code
@@ -34,10 +36,9 @@ def tables(
     8e-3, theta 10^6 and width 128) as the exact values do, so parity loses nothing. The sine includes the sign of its
     place, so that a rotation is x*cos + swap(x)*sin.
     """
-    asked = lengths if rotary.depends_on_length and len(set(lengths)) > 1 else lengths[:1]
-    rows = [rotary.inverse_frequencies(length) for length in asked]
+    asked = _asked(rotary, lengths)
     factors = [rotary.factor_at(length) for length in asked]
-    inverse = torch.tensor(rows, dtype=widest(positions_BT.device), device=positions_BT.device)
+    inverse = frequencies(rotary, lengths, positions_BT.device) if inverse is None else inverse
     places = positions_BT[:, :, None]
     if rotary.grid is not None:
         places = _on_grid(rotary.grid, positions_BT, inverse.shape[-1])
@@ -53,6 +54,16 @@ def tables(
     else:
         cos, sin = torch.stack((cos, cos), -1).flatten(-2), torch.stack((-sin, sin), -1).flatten(-2)
     return RopeTables(cos.to(dtype).unsqueeze(2), sin.to(dtype).unsqueeze(2))
+
+
+def frequencies(rotary: Rotary, lengths: tuple[int, ...], device: torch.device) -> Tensor:
+    """Returns the radians per token of each pair (1 or B, n_pairs), in sequences of these lengths."""
+    rows = [rotary.inverse_frequencies(length) for length in _asked(rotary, lengths)]
+    return torch.tensor(rows, dtype=widest(device), device=device)
+
+
+def _asked(rotary: Rotary, lengths: tuple[int, ...]) -> tuple[int, ...]:
+    return lengths if rotary.depends_on_length and len(set(lengths)) > 1 else lengths[:1]
 
 
 def widest(device: torch.device) -> torch.dtype:

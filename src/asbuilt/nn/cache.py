@@ -145,6 +145,12 @@ class KVCache(CodedCache):
         if step.uniform:
             self._write_run(new, step.past[0], step.tokens)
             return
+        if step.tokens == 1 and step.valid_BT is None:
+            row_B = torch.arange(step.batch, device=step.device)
+            slot_B = step.positions_BT[:, 0] % self.tensors[0].shape[2]
+            for tensor, fresh in zip(self.tensors, new, strict=True):
+                tensor[row_B, :, slot_B] = fresh[:, :, 0]
+            return
         row, t = self._kept(step).nonzero(as_tuple=True)
         slot = step.positions_BT[row, t] % self.tensors[0].shape[2]
         for tensor, fresh in zip(self.tensors, new, strict=True):
@@ -185,10 +191,10 @@ class RingCache(KVCache):
     def positions(self, step: Step) -> Tensor:
         """See `KVCache.positions`: those in the ring, followed by those of several new tokens."""
         if step.tokens == 1:
-            return self._slots(step, step.lengths)
+            return self._slots(step, step.lengths, step.lengths_B1)
         if step.first:
             return step.key_positions_BT
-        before = self._slots(step, step.past)
+        before = self._slots(step, step.past, step.past_B1)
         return torch.cat((before.expand(step.positions_BT.shape[0], -1), step.key_positions_BT), 1)
 
     @property
@@ -196,11 +202,9 @@ class RingCache(KVCache):
         """All tensors."""
         return self.tensors
 
-    def _slots(self, step: Step, lengths: tuple[int, ...]) -> Tensor:
+    def _slots(self, step: Step, lengths: tuple[int, ...], lengths_B1: Tensor) -> Tensor:
         """Returns the position in each slot after `lengths` tokens: the newest one that maps to it."""
-
-        rows = lengths[:1] if step.uniform else lengths
-        last = torch.tensor(rows, device=step.device)[:, None] - 1
+        last = (lengths_B1[:1] if step.uniform else lengths_B1) - 1
         slots = torch.arange(self._held(lengths), device=step.device)[None]
         return (last - (last - slots) % self.window).clamp(min=-1)
 

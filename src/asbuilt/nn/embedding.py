@@ -58,4 +58,4 @@ class SharedEmbedding(PartModule):
 
 def scaled(x_BTM: Tensor, scale: float) -> Tensor:
     """Returns the vectors scaled in their own dtype, as in training."""
-    return x_BTM if scale == 1.0 else x_BTM * torch.tensor(scale, dtype=x_BTM.dtype, device=x_BTM.device)
+    return x_BTM if scale == 1.0 else x_BTM * x_BTM.new_full((), scale)

@@ -78,7 +78,9 @@ def _mask(step: Step, pattern: AttentionPattern, dtype: torch.dtype, keys: Keys)
     if pattern.alibi is None:
         return seen[:, None]
     distance = (step.positions_BT[:, :, None] - keys_BS[:, None, :]).abs()
-    slopes = torch.tensor(pattern.alibi.slopes, dtype=torch.float32, device=step.device)
+    numbers = pattern.alibi.slopes
+    made = lambda: torch.tensor(numbers, dtype=torch.float32, device=step.device)  # noqa: E731
+    slopes = step.constant(pattern.alibi, made)
     bias = -slopes[:, None, None] * distance[:, None]
     return bias.masked_fill_(~seen[:, None], -torch.inf).to(dtype)
 

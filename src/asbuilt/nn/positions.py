@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from asbuilt.kernels.image_grid import cubic_taps, taps, triangle_taps
-from asbuilt.kernels.rotary import RopeTables, tables
+from asbuilt.kernels.rotary import RopeTables, frequencies, tables
 from asbuilt.nn.linear import PartModule
 from asbuilt.nn.registry import computes
 from asbuilt.nn.step import Step
@@ -97,7 +97,11 @@ def sinusoids(part: spec.Sinusoids) -> Tensor:
 
 def rope_tables(step: Step, rotary: spec.Rotary, dtype: torch.dtype) -> RopeTables:
     """Returns the RoPE tables for a pass's tokens, built once for all layers."""
-    made = lambda: tables(rotary, step.positions_BT, step.reach, dtype, step.coordinates_3BT)  # noqa: E731
+
+    def made() -> RopeTables:
+        inverse = step.constant((rotary, step.reach), lambda: frequencies(rotary, step.reach, step.device))
+        return tables(rotary, step.positions_BT, step.reach, dtype, step.coordinates_3BT, inverse)
+
     return step.once((rotary, dtype), made)
 
 

@@ -108,6 +108,10 @@ class Step:
             self._made[key] = make()
         return self._made[key]
 
+    def constant(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
+        """Returns the result of `make`, which depends on no token: numbers that have to be copied to the device."""
+        return self.once(("constant", key), make)
+
     def copied(self) -> Step:
         """Returns the step as it is now: what layers share or lend from now on, this one and the copy do not."""
         made = copy.copy(self)
@@ -172,6 +176,38 @@ class Step:
         """`positions_BT` with -1 for padding, which is masked as a key."""
 
         return self.positions_BT if self.valid_BT is None else self.positions_BT.masked_fill(~self.valid_BT, -1)
+
+
+class ReplayedStep(Step):
+    """A pass over one token per row, in a cache, whose positions (B, 1) are a tensor.
+
+    What it computes depends on that tensor's numbers alone, so that it can be recorded once and run again for later
+    tokens. Layers see the first `slots` places of the cache, of which the mask hides those that no token has.
+    `constants` are kept from pass to pass, since a recorded pass cannot copy numbers to the device.
+    """
+
+    def __init__(
+        self,
+        positions_B1: Tensor,
+        slots: int,
+        *,
+        cache: Cache,
+        dtype: torch.dtype,
+        kernel: Kernel,
+        constants: dict[Hashable, Tensor],
+    ) -> None:
+        self._constants = constants
+        shape, past = (positions_B1.shape[0], 1), (slots - 1,) * positions_B1.shape[0]
+        super().__init__(shape, positions_B1.device, past=past, cache=cache, dtype=dtype, kernel=kernel)
+        self.uniform = False
+        self.past_B1 = self.positions_BT = positions_B1
+        self.lengths_B1 = positions_B1 + 1
+
+    def constant(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
+        """Returns the result of `make`, computed once for all passes."""
+        if key not in self._constants:
+            self._constants[key] = make()
+        return self._constants[key]
 
 
 def within(documents_BT: Tensor) -> Tensor:

@@ -6,8 +6,6 @@ PyTorch's libraries. The head and the loss run as they are, chunk by chunk.
 
 from __future__ import annotations
 
-import os
-import shutil
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -16,12 +14,12 @@ import torch
 from torch import Tensor
 
 from asbuilt.errors import InputError
+from asbuilt.kernels.compiler import require_compiler
 from asbuilt.nn.block import Block
 from asbuilt.nn.model import Model
 from asbuilt.nn.step import Step
 from asbuilt.spec.part import walk
 
-COMPILERS = ("g++", "clang++", "c++")
 SHARED = ("uniform", "lengths", "reach", "positions_BT", "key_positions_BT")
 
 Forward = Callable[[Tensor, Step], Tensor]
@@ -32,7 +30,7 @@ def compile_blocks(model: Model) -> None:
 
     Raises InputError without a compiler, and for experts, whose numbers of rows differ from batch to batch.
     """
-    require_compiler(model.device.type)
+    require_compiler(model.device.type, "step.compile")
     for path, part in walk(model.spec):
         if part.spreads():
             problem = f"{path} ({type(part).__name__}): its shapes depend on the tokens"
@@ -49,11 +47,3 @@ def settled(forward: Forward, x_BTM: Tensor, step: Step) -> Tensor:
     for name in SHARED:
         getattr(step, name)
     return forward(x_BTM, step)
-
-
-def require_compiler(device: str) -> None:
-    """Raises InputError if there is no C++ compiler, which kernels for a CPU are written for."""
-    named = os.environ.get("CXX", "")
-    if device == "cpu" and not any(shutil.which(one) for one in (named, *COMPILERS) if one):
-        fix = "install one (apt install g++), name it in CXX, or leave this setting out"
-        raise InputError("there is no C++ compiler", field="step.compile", value=True, allowed="false", fix=fix)
