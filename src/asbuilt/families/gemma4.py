@@ -62,7 +62,7 @@ def build(
     With `sounds`, a conformer's sizes, the text hears too.
     """
     pool, own = images["pool"], {key: images[key] for key in images.keys() - {"pool", "standardised"}}
-    made = _tower(**own, n_side=pool * math.isqrt(n_tokens))
+    made = _tower(**own, n_side=_side(pool, n_tokens))
     projector = PooledProjector(
         d_in=made.d_model,
         d_out=text.d_model,
@@ -159,6 +159,15 @@ class _Rope:
         return {self.key: {"rope_type": "axial", "rope_theta": float(parts.rotary.theta)}}
 
 
+def _side(pool: int, n_tokens: int) -> int:
+    """Returns the patches per side of the largest square image of at most `n_tokens`."""
+    return pool * math.isqrt(n_tokens)
+
+
+def _usual(values: Values) -> int:
+    return _side(values["images"]["pool"], values["n_tokens"])
+
+
 def _projector(parts: Parts) -> PooledProjector:
     return projector_of(parts.around, PooledProjector)
 
@@ -242,6 +251,13 @@ FAMILY = Family(
         SAME_TIE,
         Nested(key="vision_config", into="images", kind="gemma4_vision", at="vision.tower", keys=TOWER),
         _Tokens(),
+        Check(
+            "vision_config.position_embedding_size",
+            (
+                lambda values: values["images"]["n_entries"] >= _usual(values),
+                lambda values: f"at least {_usual(values)}, the patches per side of a square image",
+            ),
+        ),
         replace(placeholder(258880, beyond=True), key="image_token_id", also=("image_token_index",)),
         conformer.Sounds(
             key="audio_config", into="sounds", kind="gemma4_audio", at="hearing.tower", keys=conformer.KEYS
