@@ -1,4 +1,4 @@
-"""`asbuilt generate --image` of pictures in tiles and in patches of grids: transformers' tokens, on small random models.
+"""`asbuilt generate --image` of pictures in tiles and in patches of grids: transformers' tokens, of small models.
 
 The pixels are those of asbuilt, which tests/media proves equal to transformers'.
 """
@@ -224,6 +224,20 @@ def test_pictures_give_the_tokens_that_transformers_gives(run: Run, family: str,
         assert asbuilt.generate(str(folder), marked, images=files, max_new_tokens=NEW) == tokens
         with pytest.raises(asbuilt.InputError, match="wrong number of image placeholders"):
             asbuilt.generate(str(folder), marked, images=files[:1], max_new_tokens=NEW)
+
+
+def test_pixels_of_whole_squares_are_read_without_a_file(tmp_path: Path) -> None:
+    folder = tmp_path / "tiny"
+    _folder("gemma4", folder)
+    numbers = np.random.default_rng().integers(0, 256, (2, 56, 80, 3), dtype=np.uint8)  # 7 x 10 squares, all of them
+    found = Preparation.read(folder).of([Image.fromarray(one) for one in numbers])
+    pixels = torch.from_numpy(numbers).permute(0, 3, 1, 2) / 255
+    prompt = [1, *[PLACE] * 70, 9, *[PLACE] * 70, 10]
+    want, have = (asbuilt.generate(str(folder), prompt, images=x, max_new_tokens=NEW) for x in (found, pixels))
+    assert have == want
+    assert have == asbuilt.generate(str(folder), [1, PLACE, 9, PLACE, 10], images=pixels, max_new_tokens=NEW)
+    with pytest.raises(asbuilt.InputError, match="wrong image size"):
+        asbuilt.generate(str(folder), [1, PLACE, 9], images=pixels[:1, :, :, :77], max_new_tokens=NEW)
 
 
 TEMPLATE = (

@@ -111,7 +111,7 @@ def test_the_tokens_of_an_image_see_each_other_alone() -> None:
 def test_images_larger_than_the_tables_of_positions_are_refused() -> None:
     model, row = averaged(), torch.tensor([[1, *[PLACE] * 6]])
     model(torch.tensor([[1, *[PLACE] * 5]]), images=patches((1, 10, 2)))
-    with pytest.raises(InputError, match="images: too large for its positions .*at most 10 rows and columns"):
+    with pytest.raises(InputError, match=r"images: too large for its positions .*at most 10 rows and columns"):
         model(row, images=patches((1, 2, 12)))
 
 

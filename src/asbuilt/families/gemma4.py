@@ -72,8 +72,9 @@ def build(
         scale=made.d_model**0.5,
         standardised=images["standardised"],
     )
-    ways = {"both_ways": both_ways, "in_windows": both_ways}
-    vision = GridVision(tower=made, projector=projector, placeholder=placeholder, **ways)
+    vision = GridVision(
+        tower=made, projector=projector, placeholder=placeholder, both_ways=both_ways, in_windows=both_ways
+    )
     heard = None if sounds is None else conformer.hearing(**sounds, d_text=text.d_model)
     return VisionLanguageModel.of(text, vision, heard)
 

@@ -82,7 +82,8 @@ def stretched_of(reader: ConfigReader, outer: ConfigReader, usual: Mapping[str, 
 
 def filled_of(reader: ConfigReader, folder: Path) -> Filled:
     """Returns how images fill a number of tokens; the tokenizer's settings say which words stand around them."""
-    patch, merge = (reader.size(key, default=n, most=256) for key, n in (("patch_size", 16), ("pooling_kernel_size", 3)))
+    patch = reader.size("patch_size", default=16, most=256)
+    merge = reader.size("pooling_kernel_size", default=3, most=256)
     tokens = reader.size("max_soft_tokens", default=280)
     reader.require("max_soft_tokens", tokens in MOST_TOKENS, f"one of {', '.join(map(str, MOST_TOKENS))}")
     most = tokens * (patch * merge) ** 2

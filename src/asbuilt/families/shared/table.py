@@ -507,7 +507,7 @@ class AxesApart:
         """Both halves of columns, then those of rows."""
         return [self._quarters(tensor).flip(2).transpose(1, 2).reshape(tensor.shape) for tensor in built]
 
-    def _quarters(self, tensor: T) -> T:
+    def _quarters(self, tensor: _Tensor) -> Any:  # noqa: ANN401
         return tensor.reshape(self.n_heads, 2, 2, tensor.shape[0] // self.n_heads // 4, *tensor.shape[1:])
 
 
