@@ -171,8 +171,8 @@ class Padded(Cut):
 class Filled(Cut):
     """Patches of an image shrunk or enlarged to as many whole squares as `most` pixels hold at its own proportions.
 
-    Where less than one square would be left of a side, it has one, and the other side as many as it is longer. Gemma
-    Team 2026, as published.
+    Where less than one square would be left of a side, it has one, and the other side all that there may be. Gemma Team
+    2026, as published.
     """
 
     def size(self, height: int, width: int) -> Sides:
@@ -181,9 +181,9 @@ class Filled(Cut):
         high, wide = (math.floor(scale * side / unit) for side in (height, width))
         longest = self.most // unit**2
         if high == 0:
-            high, wide = 1, min(width // height, longest)
+            high, wide = 1, longest
         elif wide == 0:
-            high, wide = min(height // width, longest), 1
+            high, wide = longest, 1
         return high * unit, wide * unit
 
 
