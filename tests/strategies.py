@@ -1534,9 +1534,6 @@ def towers(draw: DrawFn, head: str = "any", d_out: int | None = None) -> ImageEn
         embedding = replace(embedding, n_registers=draw(st.integers(0, 2)))
     read, numbers = draw(stacks(d_model, False, None))
     learned = st.builds(LearnedPositions, n_positions=st.just(embedding.n_tokens), d_model=st.just(d_model))
-    sides = st.integers(embedding.n_side, embedding.n_side + 2)
-    grid = st.builds(AxialPositions, n_entries=sides, d_model=st.just(d_model), n_side=st.just(embedding.n_side))
-    placed = learned | grid if embedding.class_token == "none" else learned
     classifier = classifiers(d_model, ("first",))
     out = st.integers(1, 5) if d_out is None else st.just(d_out)
     projection = st.builds(Projection, d_model=st.just(d_model), d_out=out, bias=st.booleans())
@@ -1546,7 +1543,7 @@ def towers(draw: DrawFn, head: str = "any", d_out: int | None = None) -> ImageEn
     pools = head == "any" and top is None and draw(st.booleans())
     return ImageEncoder(
         embedding=embedding,
-        positions=draw(st.none() | placed),
+        positions=draw(st.none() | learned),
         embedding_norm=draw(maybe_norms(d_model)),
         relative=numbers,
         blocks=read,
@@ -1579,6 +1576,7 @@ def grid_towers(draw: DrawFn) -> ImageEncoder:
         frames=draw(st.integers(1, 2)),
         d_model=d_model,
         bias=draw(st.booleans()),
+        centred=draw(st.booleans()),
     )
     read, numbers = draw(stacks(d_model, False, None))
     if numbers is None and draw(st.booleans()):
@@ -1586,9 +1584,10 @@ def grid_towers(draw: DrawFn) -> ImageEncoder:
     table = st.builds(
         GridPositions, n_side=st.integers(1, 5), d_model=st.just(d_model), interpolation=st.sampled_from(INTERPOLATIONS)
     )
+    apart = st.builds(AxialPositions, n_entries=st.integers(side, side + 2), d_model=st.just(d_model))
     return ImageEncoder(
         embedding=embedding,
-        positions=draw(st.none() | table),
+        positions=draw(st.none() | table | apart),
         embedding_norm=draw(maybe_norms(d_model)),
         relative=numbers,
         blocks=read,
@@ -1598,20 +1597,26 @@ def grid_towers(draw: DrawFn) -> ImageEncoder:
     )
 
 
+def pooled(d_in: int, d_out: int, n_side: int, pool: SearchStrategy[int]) -> SearchStrategy[PooledProjector]:
+    """Means of squares of patches."""
+    return st.builds(
+        PooledProjector,
+        d_in=st.just(d_in),
+        d_out=st.just(d_out),
+        n_side=st.just(n_side),
+        pool=pool,
+        norm=norms(d_in),
+        scale=st.sampled_from((1.0, 2.0)),
+        standardised=st.booleans(),
+    )
+
+
 @cache
 @st.composite
 def projectors(draw: DrawFn, d_in: int, d_out: int, n_side: int, square: bool) -> Projector:
     """Matrices over patches or, where the tokens are all the patches of a square, over its squares; or means."""
     if square and draw(st.booleans()):
-        return PooledProjector(
-            d_in=d_in,
-            d_out=d_out,
-            n_side=n_side,
-            pool=draw(st.integers(1, n_side)),
-            norm=draw(norms(d_in)),
-            scale=draw(st.sampled_from((1.0, 2.0))),
-            standardised=draw(st.booleans()),
-        )
+        return draw(pooled(d_in, d_out, n_side, st.integers(1, n_side)))
     if square and draw(st.booleans()):
         sizes = {"d_in": d_in, "d_out": d_out, "n_side": n_side}
         return ConvolvedProjector(**sizes, steps=draw(st.integers(1, 2)), bias=draw(st.booleans()))
@@ -1654,9 +1659,13 @@ def grid_seers(draw: DrawFn) -> VisionLanguageModel:
     most = min(text.n_layers, tower.n_layers) if adds else 0
     taps = sorted(draw(st.sets(st.integers(0, tower.n_layers - 1), max_size=most)))
     merge = 2 if taps else draw(st.sampled_from((1, 2)))
+    both_ways = draw(st.booleans()) and all(part.sees_images for _, part in walk(text) if isinstance(part, Mixer))
+    projector = mergers(tower.d_model, text.d_model, merge)
     vision = GridVision(
         tower=tower,
-        projector=draw(mergers(tower.d_model, text.d_model, merge)),
+        projector=draw(projector | pooled(tower.d_model, text.d_model, tower.embedding.n_side, st.just(merge))),
+        both_ways=both_ways,
+        in_windows=both_ways and draw(st.booleans()),
         placeholder=draw(st.integers(0, text.n_vocab - 1)),
         taps=tuple(taps),
         mergers=tuple(draw(mergers(tower.d_model, text.d_model, merge, copies=True)) for _ in taps),

@@ -1,4 +1,4 @@
-"""`asbuilt generate --image` of pictures in tiles and in padded patches: transformers' tokens, on small random models.
+"""`asbuilt generate --image` of pictures in tiles and in patches of grids: transformers' tokens, of small models.
 
 The pixels are those of asbuilt, which tests/media proves equal to transformers'.
 """
@@ -17,9 +17,13 @@ import torch
 from byte_tokenizer import write_tokenizer
 from click.testing import Result
 from PIL import Image
+from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     AutoModelForImageTextToText,
     DeepseekV3Config,
+    Gemma4Config,
+    Gemma4TextConfig,
+    Gemma4VisionConfig,
     InternVLConfig,
     InternVLVisionConfig,
     Kimi_K25Config,
@@ -93,11 +97,21 @@ def _minimax_m3_vl(**ends: Any) -> MiniMaxM3VLConfig:  # noqa: ANN401
     return MiniMaxM3VLConfig(text_config=text, vision_config=tower, **whole, tie_word_embeddings=False)
 
 
+def _gemma4(**ends: Any) -> Gemma4Config:  # noqa: ANN401
+    own: dict[str, Any] = TEXT | {"head_dim": 16, "global_head_dim": 16, "hidden_size_per_layer_input": 4}
+    own |= {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 16}
+    own |= {"use_bidirectional_attention": "vision", "vocab_size_per_layer_input": ends["vocab_size"]}
+    sizes: dict[str, Any] = SIZES | {"num_key_value_heads": 2, "head_dim": 8, "position_embedding_size": 40}
+    tower = Gemma4VisionConfig(**sizes, patch_size=4, pooling_kernel_size=2, standardize=True)
+    return Gemma4Config(text_config=Gemma4TextConfig(**own, **ends), vision_config=tower, image_token_id=PLACE)
+
+
 CONFIGS: dict[str, Callable[..., Any]] = {
     "internvl": _internvl,
     "llama4": _llama4,
     "kimi_k25": _kimi_k25,
     "minimax_m3_vl": _minimax_m3_vl,
+    "gemma4": _gemma4,
 }
 TILE = {"height": 8, "width": 8}
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -108,6 +122,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "image_processor_type": "MiniMaxM3VLImageProcessor",
         "patch_size": 4,
         "size": {"shortest_edge": 200, "longest_edge": 600},
+    },
+    "gemma4": {
+        "image_processor_type": "Gemma4ImageProcessor",
+        "patch_size": 4,
+        "pooling_kernel_size": 2,
+        "max_soft_tokens": 70,
     },
 }
 OUTER = {"image_seq_length": 4, "patch_size": 2, "pixel_shuffle_ratio": 0.5}
@@ -162,9 +182,17 @@ def _given(found: Patches | Pieces, family: str) -> dict[str, Any]:
     if isinstance(found, Pieces):
         return {"pixel_values": found.values}
     values, grids = found.values, torch.tensor(found.grids)
-    if family == "kimi_k25":
+    if family in ("kimi_k25", "gemma4"):
         each = zip(values.split(grids.prod(1).tolist()), found.grids, strict=True)
-        values = torch.cat([row_by_row(x[None], (h, w), 2)[0] for x, (_, h, w) in each]).unflatten(1, (3, 4, 4))
+        rows = [row_by_row(x[None], (h, w), 2)[0].unflatten(1, (3, 4, 4)) for x, (_, h, w) in each]
+        if family == "gemma4":
+            flat = [x.permute(0, 2, 3, 1).flatten(1) for x in rows]
+            places = [torch.cartesian_prod(torch.arange(h), torch.arange(w)).flip(1) for _, h, w in found.grids]
+            return {
+                "pixel_values": pad_sequence(flat, batch_first=True),
+                "image_position_ids": pad_sequence(places, batch_first=True, padding_value=-1),
+            }
+        values = torch.cat(rows)
     return {"pixel_values": values, "image_grid_thw": grids}
 
 
@@ -175,11 +203,13 @@ def test_pictures_give_the_tokens_that_transformers_gives(run: Run, family: str,
     files, tokenizer = _pictures(tmp_path), _tokenizer(folder)
     found = Preparation.read(folder).of(files)
     assert isinstance(found, Patches | Pieces)
-    assert len(found) > 3 or family in ("kimi_k25", "minimax_m3_vl")
+    assert len(found) > 3 or family in ("kimi_k25", "minimax_m3_vl", "gemma4")
     ids, wrapped = tokenizer.encode(PROMPT), tokenizer.encode(PROMPT, wrap=True)
     after = wrapped.index(ids[0])
     prompt = torch.tensor([[*wrapped[:after], *_seen(found, tokenizer), *wrapped[after:]]])
     options: dict[str, Any] = {"attention_mask": torch.ones_like(prompt), "do_sample": False, "max_new_tokens": NEW}
+    if family == "gemma4":  # the tokens of an image attend to each other
+        options["mm_token_type_ids"] = (prompt == PLACE).long()
     want = model.generate(prompt, **options, **_given(found, family))[0, prompt.shape[1] :].tolist()
     said = run("generate", folder, PROMPT, *(word for file in files for word in ("--image", file)), "--json", "-n", NEW)
     assert said.exit_code == 0, said.output
@@ -194,6 +224,20 @@ def test_pictures_give_the_tokens_that_transformers_gives(run: Run, family: str,
         assert asbuilt.generate(str(folder), marked, images=files, max_new_tokens=NEW) == tokens
         with pytest.raises(asbuilt.InputError, match="wrong number of image placeholders"):
             asbuilt.generate(str(folder), marked, images=files[:1], max_new_tokens=NEW)
+
+
+def test_pixels_of_whole_squares_are_read_without_a_file(tmp_path: Path) -> None:
+    folder = tmp_path / "tiny"
+    _folder("gemma4", folder)
+    numbers = np.random.default_rng().integers(0, 256, (2, 56, 80, 3), dtype=np.uint8)  # 7 x 10 squares, all of them
+    found = Preparation.read(folder).of([Image.fromarray(one) for one in numbers])
+    pixels = torch.from_numpy(numbers).permute(0, 3, 1, 2) / 255
+    prompt = [1, *[PLACE] * 70, 9, *[PLACE] * 70, 10]
+    want, have = (asbuilt.generate(str(folder), prompt, images=x, max_new_tokens=NEW) for x in (found, pixels))
+    assert have == want
+    assert have == asbuilt.generate(str(folder), [1, PLACE, 9, PLACE, 10], images=pixels, max_new_tokens=NEW)
+    with pytest.raises(asbuilt.InputError, match="wrong image size"):
+        asbuilt.generate(str(folder), [1, PLACE, 9], images=pixels[:1, :, :, :77], max_new_tokens=NEW)
 
 
 TEMPLATE = (

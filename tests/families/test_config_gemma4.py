@@ -9,7 +9,7 @@ import pytest
 from asbuilt import cost, describe
 from asbuilt.errors import InputError
 from asbuilt.families import read_config, write_config
-from asbuilt.spec import Attention, Model, Pass, VisionLanguageModel, buffers
+from asbuilt.spec import Attention, GridVision, Model, Pass, VisionLanguageModel, buffers
 from asbuilt.spec.linear import maps_by_path
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -138,6 +138,20 @@ def test_clipped_maps_are_those_of_the_tower() -> None:
     one = spec.edit("vision.tower.blocks.1.ffn.body", up=None)
     with pytest.raises(InputError):  # a file says it of all maps at once
         write_config("gemma4", one, {}, None)
+
+
+def test_images_are_of_any_size_up_to_the_tables_of_positions() -> None:
+    """Costs are those of 280 tokens' largest square, 16 x 16 of them."""
+    spec = read_config(WHOLE, "x").spec
+    assert isinstance(spec, VisionLanguageModel)
+    assert isinstance(spec.vision, GridVision)
+    assert (spec.vision.n_tokens, spec.vision.tower.embedding.n_patches) == (256, 48**2)
+    assert not spec.vision.both_ways
+    small = {"num_hidden_layers": 2, "pooling_kernel_size": 2, "position_embedding_size": 31}
+    said = WHOLE | {"vision_config": small, "vision_soft_tokens_per_image": 250}
+    assert read_config(said, "x").spec.image_tokens == 15**2
+    with pytest.raises(InputError, match=r"position_embedding_size: must be at least 32, the patches per side"):
+        read_config(said | {"vision_soft_tokens_per_image": 256}, "x")
 
 
 def edge(

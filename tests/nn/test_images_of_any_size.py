@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import strategies
 import torch
@@ -11,7 +13,7 @@ from asbuilt.errors import InputError
 from asbuilt.nn.cache import Cache
 from asbuilt.nn.image_grid import Patches
 from asbuilt.nn.vision_language_model import VisionLanguageModel
-from asbuilt.spec import Plane, Rotary, Sections
+from asbuilt.spec import AxialPositions, GridVision, Plane, PooledProjector, RMSNorm, Rotary, Sections
 
 GRIDS = ((1, 6, 4), (2, 4, 10), (1, 6, 4))
 ROW = [1, *[PLACE] * 6, 5, 5, *[PLACE] * 20, 7, *[PLACE] * 6, 2, 1]
@@ -23,14 +25,30 @@ def built(axes: Sections | None = TURNS) -> VisionLanguageModel:
     return model
 
 
+def averaged(axes: Sections | None = None) -> VisionLanguageModel:
+    """One with positions by column and row, whose squares are averaged, and whose images' tokens see each other."""
+    spec = seer(axes)
+    assert isinstance(spec.vision, GridVision)
+    tower = replace(spec.vision.tower, positions=AxialPositions(n_entries=10, d_model=8))
+    means = PooledProjector(d_in=8, d_out=16, n_side=8, pool=2, norm=RMSNorm(d=8))
+    vision = replace(spec.vision, tower=tower, projector=means, taps=(), mergers=(), both_ways=True)
+    model = strategies.randomised(replace(spec, vision=vision), 1)
+    assert isinstance(model, VisionLanguageModel)
+    return model
+
+
+MODELS = {"sections": built, "averaged": averaged, "both": lambda: averaged(TURNS)}
+
+
 def patches(*grids: tuple[int, int, int]) -> Patches:
     n = sum(t * h * w for t, h, w in grids)
     return Patches(torch.randn(n, 24, generator=torch.Generator().manual_seed(0), dtype=torch.float64), grids)
 
 
+@pytest.mark.parametrize("kind", MODELS)
 @torch.inference_mode()
-def test_pieces_after_images_are_the_whole_pass() -> None:
-    model, images, row = built(), patches(*GRIDS), torch.tensor([ROW])
+def test_pieces_after_images_are_the_whole_pass(kind: str) -> None:
+    model, images, row = MODELS[kind](), patches(*GRIDS), torch.tensor([ROW])
     want = model(row, images=images)
     cache = Cache(model.spec, batch=1, capacity=64, dtype=torch.float64)
     first = Patches(images.values[:24], GRIDS[:1])
@@ -40,9 +58,10 @@ def test_pieces_after_images_are_the_whole_pass() -> None:
     torch.testing.assert_close(torch.cat(pieces, 1), want, rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("kind", MODELS)
 @torch.inference_mode()
-def test_rows_of_a_padded_batch_are_rows_alone() -> None:
-    model, images, n = built(), patches(*GRIDS, GRIDS[0]), len(ROW)
+def test_rows_of_a_padded_batch_are_rows_alone(kind: str) -> None:
+    model, images, n = MODELS[kind](), patches(*GRIDS, GRIDS[0]), len(ROW)
     short = ROW[:8]
     tokens, valid = torch.full((2, n + 3), PLACE), torch.zeros(2, n + 3, dtype=torch.bool)
     tokens[0, 3:], valid[0, 3:] = torch.tensor(ROW), True
@@ -71,6 +90,29 @@ def test_pixels_are_patches_of_repeated_frames() -> None:
                     values.append(tile[:, None].expand(3, 2, 2, 2).flatten())
     given = Patches(torch.stack(values), ((1, 4, 6),) * 2)
     torch.testing.assert_close(model(tokens, images=pixels), model(tokens, images=given), rtol=0, atol=1e-12)
+
+
+@torch.inference_mode()
+def test_the_tokens_of_an_image_see_each_other_alone() -> None:
+    """Those of the second image are at 9 to 28; the first token of it sees its last patches, none before it does."""
+    images = patches(*GRIDS)
+    other = Patches(images.values.clone(), GRIDS)
+    other.values[24 + 79] += 1  # the last patch of the second image
+    for model, seen in ((built(), None), (averaged(), 9)):
+        same = (model(torch.tensor([ROW]), images=images) == model(torch.tensor([ROW]), images=other)).all(-1)[0]
+        first = int((~same).nonzero()[0])
+        assert first == seen if seen else first > 9
+    apart = torch.tensor([[1, PLACE, PLACE, 5, *[PLACE] * 4]])
+    built(None)(apart, images=patches(GRIDS[0]))
+    with pytest.raises(InputError, match="tokens: wrong number"):
+        averaged()(apart, images=patches(GRIDS[0]))
+
+
+def test_images_larger_than_the_tables_of_positions_are_refused() -> None:
+    model, row = averaged(), torch.tensor([[1, *[PLACE] * 6]])
+    model(torch.tensor([[1, *[PLACE] * 5]]), images=patches((1, 10, 2)))
+    with pytest.raises(InputError, match=r"images: too large for its positions .*at most 10 rows and columns"):
+        model(row, images=patches((1, 2, 12)))
 
 
 @torch.inference_mode()

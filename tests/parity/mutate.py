@@ -388,7 +388,7 @@ INSTEAD: dict[type[Part], Callable[[Any], object]] = {
     Parallel: lambda part: part.attention,
     SideTransformer: lambda part: replace(part, rank=None if part.rank else 4),
     SharedTransformer: lambda part: replace(part, ffn_norm=None),
-    AxialPositions: lambda part: LearnedPositions(n_positions=part.n_positions, d_model=part.d_model),
+    AxialPositions: lambda part: LearnedPositions(n_positions=part.n_entries**2, d_model=part.d_model),
     PerLayerInput: lambda part: MLP(d_model=part.d_model, d_ff=part.d, activation=part.activation),
     TokenEmbedding: lambda part: TokenEmbedding(n_vocab=part.n_vocab + 1, d_model=part.d_model),
     MelEmbedding: lambda part: replace(part, n_mels=part.n_mels + 1),

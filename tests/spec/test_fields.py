@@ -277,7 +277,7 @@ def examples() -> dict[type[Part], Part]:
     )
     found[Proportional] = Proportional(n_pairs=2)
     found[PerLayerEmbedding] = PerLayerEmbedding(n_vocab=5, n_layers=1, d=2, d_model=6, norm=RMSNorm(d=2))
-    found[AxialPositions] = AxialPositions(n_entries=5, d_model=6, n_side=3)
+    found[AxialPositions] = AxialPositions(n_entries=5, d_model=6)
     found[PerLayerInput] = PerLayerInput(d_model=6, d=2, activation="relu")
     found[LinearAttention] = LinearAttention(d_model=6, n_heads=2, d_head=3)
     found[LightningAttention] = LightningAttention(d_model=6, n_heads=2, d_head=3, decay=0.5, norm=RMSNorm(d=6))

@@ -37,7 +37,7 @@ def examples() -> dict[str, Part]:
     found["Proportional"] = spec.Proportional(n_pairs=2)
     vectors = spec.PerLayerEmbedding(n_vocab=5, n_layers=1, d=2, d_model=6, norm=spec.RMSNorm(d=2))
     found["PerLayerEmbedding"] = vectors
-    found["AxialPositions"] = spec.AxialPositions(n_entries=5, d_model=6, n_side=3)
+    found["AxialPositions"] = spec.AxialPositions(n_entries=5, d_model=6)
     found["PerLayerInput"] = spec.PerLayerInput(d_model=6, d=2, activation="relu")
     found["LinearAttention"] = spec.LinearAttention(d_model=4, n_heads=2, d_head=3)
     found["LightningAttention"] = spec.LightningAttention(

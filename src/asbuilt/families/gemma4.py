@@ -1,7 +1,7 @@
-"""The gemma4 family: a tower with positions by column and row, patches averaged and projected, and a gemma4_text.
+"""The gemma4 family: images of any size, positions by column and row, patches averaged and projected; a gemma4_text.
 
-Small ones hear too, through a conformer. Gemma Team 2026, as published. Images are square here, as large as the most
-tokens of an image allow; published processors keep an image's own proportions, with as many patches or fewer.
+Small ones hear too, through a conformer. Gemma Team 2026, as published. Costs are those of square images, as large as
+the most tokens of an image allow; processors keep an image's own proportions, with as many patches or fewer.
 """
 
 from __future__ import annotations
@@ -32,16 +32,17 @@ from asbuilt.families.shared.table import AxesApart, Entry, PixelsLast, Stacked,
 from asbuilt.families.shared.towers import Nested
 from asbuilt.spec import (
     AxialPositions,
+    GridPatches,
+    GridVision,
     ImageEncoder,
     LanguageModel,
     Linear,
     Model,
-    PatchEmbedding,
+    Plane,
     PooledProjector,
     RMSNorm,
     Rotary,
     TiedHead,
-    Vision,
     VisionLanguageModel,
 )
 from asbuilt.spec.linear import transform_maps
@@ -56,12 +57,12 @@ def build(
     n_tokens: int,
     both_ways: bool,
 ) -> Model:
-    """Returns the text with images in it, each of at most `n_tokens`, in windows bidirectional if `both_ways`.
+    """Returns the text with images in it, usually of at most `n_tokens`, in windows bidirectional if `both_ways`.
 
     With `sounds`, a conformer's sizes, the text hears too.
     """
     pool, own = images["pool"], {key: images[key] for key in images.keys() - {"pool", "standardised"}}
-    made = _tower(**own, n_side=pool * math.isqrt(n_tokens))
+    made = _tower(**own, n_side=_side(pool, n_tokens))
     projector = PooledProjector(
         d_in=made.d_model,
         d_out=text.d_model,
@@ -71,8 +72,9 @@ def build(
         scale=made.d_model**0.5,
         standardised=images["standardised"],
     )
-    ways = {"both_ways": both_ways, "in_windows": both_ways}
-    vision = Vision(tower=made, projector=projector, placeholder=placeholder, **ways)
+    vision = GridVision(
+        tower=made, projector=projector, placeholder=placeholder, both_ways=both_ways, in_windows=both_ways
+    )
     heard = None if sounds is None else conformer.hearing(**sounds, d_text=text.d_model)
     return VisionLanguageModel.of(text, vision, heard)
 
@@ -87,7 +89,7 @@ def _tower(
     clipped: bool,
     **sizes: Any,  # noqa: ANN401  # those of `Dimensions`
 ) -> ImageEncoder:
-    """Returns the tower of square images, `n_side` patches on a side."""
+    """Returns the tower, which costs as much as images of `n_side` patches on a side take."""
     made = sized(sizes, n_vocab=0, max_positions=n_side**2, name="tower")
     norm, per_head = RMSNorm(d=made.d_model, eps=eps), RMSNorm(d=made.head_width, eps=eps)
     attention = made.attention(
@@ -97,7 +99,7 @@ def _tower(
         q_norm=per_head,
         k_norm=per_head,
         v_norm=replace(per_head, gain="none"),
-        positions=Rotary(d_rotary=made.head_width, theta=theta, grid=n_side),
+        positions=Rotary(d_rotary=made.head_width, theta=theta, axes=Plane()),
     )
     block = transform_maps(
         residual(attention, made.gated(), norm, norm), lambda _, one: replace(one.plain, clipped=clipped)
@@ -107,8 +109,8 @@ def _tower(
         ImageEncoder,
         (block,) * made.n_layers,
         None,
-        embedding=PatchEmbedding(image_size=size, patch_size=patch_size, d_model=width, centred=True),
-        positions=AxialPositions(n_entries=n_entries, d_model=width, n_side=n_side),
+        embedding=GridPatches(image_size=size, patch_size=patch_size, d_model=width, centred=True),
+        positions=AxialPositions(n_entries=n_entries, d_model=width),
         head=None,
     )
 
@@ -129,7 +131,7 @@ class _Text(Text):
 
 
 class _Tokens:
-    """The most tokens of an image; the square that is built has as many or fewer, so it is carried."""
+    """The most tokens of an image; the square whose costs are declared has as many or fewer, so it is carried."""
 
     key = "vision_soft_tokens_per_image"
 
@@ -156,6 +158,15 @@ class _Rope:
 
     def write(self, parts: Parts) -> dict[str, Any]:
         return {self.key: {"rope_type": "axial", "rope_theta": float(parts.rotary.theta)}}
+
+
+def _side(pool: int, n_tokens: int) -> int:
+    """Returns the patches per side of the largest square image of at most `n_tokens`."""
+    return pool * math.isqrt(n_tokens)
+
+
+def _usual(values: Values) -> int:
+    return _side(values["images"]["pool"], values["n_tokens"])
 
 
 def _projector(parts: Parts) -> PooledProjector:
@@ -201,7 +212,7 @@ def _names(spec: Model, family: str) -> TensorTable:
     whole = expect_whole(spec, VisionLanguageModel, family)
     tower, text = whole.vision.tower, gemma4_text.FAMILY.table(whole.text)
     body = Parts(tower, family, {}).attention
-    shape = (tower.embedding.channels, tower.embedding.patch_size, tower.embedding.patch_size)
+    shape = tower.embedding.holds()["weight"].shape[1:]
     heads = {"q": body.n_heads, "k": body.n_kv_heads, "q_norm": 1, "k_norm": 1}
     names = Names(
         stems=STEMS | BOUNDS,
@@ -241,6 +252,13 @@ FAMILY = Family(
         SAME_TIE,
         Nested(key="vision_config", into="images", kind="gemma4_vision", at="vision.tower", keys=TOWER),
         _Tokens(),
+        Check(
+            "vision_config.position_embedding_size",
+            (
+                lambda values: values["images"]["n_entries"] >= _usual(values),
+                lambda values: f"at least {_usual(values)}, the patches per side of a square image",
+            ),
+        ),
         replace(placeholder(258880, beyond=True), key="image_token_id", also=("image_token_index",)),
         conformer.Sounds(
             key="audio_config", into="sounds", kind="gemma4_audio", at="hearing.tower", keys=conformer.KEYS

@@ -27,15 +27,19 @@ def tokens_per_image(spec: Model, images: Tensor | Patches | Pieces | Tiles) -> 
         raise InputError("the model reads no images beside a text", field="images")
     vision = spec.vision
     grids = isinstance(vision, GridVision)
-    if grids != isinstance(images, Patches) or (isinstance(images, Tiles) and not vision.crosses):
-        wanted = "patches and grids" if grids else "pixels (N, C, H, W)"
+    fits = isinstance(images, Patches | Tensor) if grids else not isinstance(images, Patches)
+    if not fits or (isinstance(images, Tiles) and not vision.crosses):
+        wanted = "patches and grids, or pixels (N, C, H, W)" if grids else "pixels (N, C, H, W)"
         given = type(images).__name__
         raise InputError("prepared for another kind of model", field="images", value=given, allowed=wanted)
     if isinstance(images, Tiles | Pieces):
         return [vision.n_tokens] * len(images)
-    if not isinstance(images, Patches):
+    if not isinstance(vision, GridVision):
+        assert isinstance(images, Tensor)
         return [vision.n_tokens] * len(images.flatten(0, -4))
-    merge = vision.projector.merge if isinstance(vision, GridVision) else 1
+    merge, patch = vision.projector.merge, vision.tower.embedding.patch_size
+    if isinstance(images, Tensor):
+        return [(images.shape[-2] // patch) * (images.shape[-1] // patch) // merge**2] * len(images.flatten(0, -4))
     return [frames * rows * columns // merge**2 for frames, rows, columns in images.grids]
 
 

@@ -28,6 +28,7 @@ from asbuilt.media.sizes import (
     MOST_SIDE,
     PROCESSOR,
     cut_of,
+    filled_of,
     fitted_of,
     padded_of,
     rows_of,
@@ -62,9 +63,10 @@ ROWS = "PixtralImageProcessor"
 STRETCHED, FITTED = "GotOcr2ImageProcessor", "Llama4ImageProcessor"
 PADDED = "Kimi_K25ImageProcessor"
 BETWEEN = "MiniMaxM3VLImageProcessor"
+FILLED = "Gemma4ImageProcessor"
 WORDS = {BETWEEN: ("]<]start of image[>[", "]<]end of image[>[")}
 # Those whose images transformers resizes with torch alone.
-BY_TORCH = (FITTED, PADDED, BETWEEN)
+BY_TORCH = (FITTED, PADDED, BETWEEN, FILLED)
 DEFAULTS: dict[str, tuple[tuple[Sequence[float], Sequence[float]], int, dict[str, int], bool]] = {
     "CLIPImageProcessor": (CLIP, BICUBIC, {"shortest_edge": 224}, True),
     "CLIPFeatureExtractor": (CLIP, BICUBIC, {"shortest_edge": 224}, True),
@@ -82,6 +84,7 @@ DEFAULTS: dict[str, tuple[tuple[Sequence[float], Sequence[float]], int, dict[str
     FITTED: (HALF, BILINEAR, {"height": 336, "width": 336}, False),
     PADDED: (HALF, BICUBIC, {"max_height": 512, "max_width": 512}, False),
     BETWEEN: (CLIP, BICUBIC, {"shortest_edge": 4 * 28 * 28, "longest_edge": 451584}, False),
+    FILLED: (((0.0,) * 3, (1.0,) * 3), BICUBIC, {}, False),
     **dict.fromkeys(GRIDS, (CLIP, BICUBIC, {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}, False)),
 }
 
@@ -117,7 +120,7 @@ class Preparation:
         (mean, std), resample, size, crops = DEFAULTS[kind]
         resizes = reader.flag("do_resize", default=True)
         crops = kind not in GRIDS and reader.flag("do_center_crop", default=crops, null=False)
-        normalises = reader.flag("do_normalize", default=True)
+        normalises = reader.flag("do_normalize", default=kind != FILLED)
         number = reader.size("resample", default=resample, least=0, most=5)
         made: dict[str, Any] = {
             "factor": _factor(reader),
@@ -128,10 +131,10 @@ class Preparation:
         }
         if kind in BY_TORCH:
             reader.require("resample", number in (BILINEAR, BICUBIC), "2 (bilinear) or 3 (bicubic)")
-        if kind in (*GRIDS, BETWEEN, PADDED):
+        if kind in (*GRIDS, BETWEEN, PADDED, FILLED):
             reader.require("do_resize", resizes, "true: images are resized to whole squares of patches")
             reader.require("do_center_crop", not crops, "false: images of this kind are not cropped")
-            made["cut"] = padded_of(reader, size) if kind == PADDED else cut_of(reader, size, WORDS.get(kind, ()))
+            made["cut"] = _cut(reader, kind, size, folder)
         elif kind in (STRETCHED, FITTED):
             reader.require("do_resize", resizes, "true: images are resized to tiles")
             reader.require("do_center_crop", not crops, "false: images of this kind are not cropped")
@@ -297,6 +300,13 @@ def _settings(folder: Path) -> tuple[ConfigReader, dict[str, Any]]:
         return ConfigReader(outer[WITHIN], str(file), f"{WITHIN}."), outer
     file = folder / PREPROCESSOR
     return ConfigReader(read_object(file, LARGEST), str(file)), outer
+
+
+def _cut(reader: ConfigReader, kind: str, size: Mapping[str, int], folder: Path) -> Cut:
+    """Returns how images of this kind are divided into squares of patches."""
+    if kind == FILLED:
+        return filled_of(reader, folder)
+    return padded_of(reader, size) if kind == PADDED else cut_of(reader, size, WORDS.get(kind, ()))
 
 
 def _kind(reader: ConfigReader) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from asbuilt.errors import InputError
 from asbuilt.families.shared.reader import ConfigReader, is_whole
 from asbuilt.files import read_object
-from asbuilt.media.cut import MOST_RESIZED, Cut, Padded, Rows, Split
+from asbuilt.media.cut import MOST_RESIZED, Cut, Filled, Padded, Rows, Split
 from asbuilt.media.pieces import WHOLE, Fitted, Stretched
 from asbuilt.media.tiles import Tiling
 
@@ -19,6 +19,7 @@ LARGEST_TOKENIZER = 1 << 24  # bytes of a tokenizer_config.json
 MOST_SIDE = 1 << 14
 MOST_TILES = 256
 BILINEAR, BICUBIC = 2, 3  # Pillow's numbers
+MOST_TOKENS = (70, 140, 280, 560, 1120)  # of an image that fills its tokens
 
 
 def whole_of(reader: ConfigReader, key: str, usual: Mapping[str, int]) -> dict[str, int]:
@@ -74,12 +75,29 @@ def stretched_of(reader: ConfigReader, outer: ConfigReader, usual: Mapping[str, 
     least, most = (reader.size(key, default=n, most=MOST_TILES) for key, n in (("min_patches", 1), ("max_patches", 12)))
     reader.require("max_patches", least <= most, f"at least min_patches = {least}")
     _bounded(reader, tile, most)
+    around = _around(folder, start_image_token="<img>", end_image_token="</img>")
+    tokens = outer.size("image_seq_length", default=256, most=MOST_RESIZED)
+    return Stretched(tile=tile, least=least, most=most, tokens=tokens, around=around)
+
+
+def filled_of(reader: ConfigReader, folder: Path) -> Filled:
+    """Returns how images fill a number of tokens; the tokenizer's settings say which words stand around them."""
+    patch = reader.size("patch_size", default=16, most=256)
+    merge = reader.size("pooling_kernel_size", default=3, most=256)
+    tokens = reader.size("max_soft_tokens", default=280)
+    reader.require("max_soft_tokens", tokens in MOST_TOKENS, f"one of {', '.join(map(str, MOST_TOKENS))}")
+    most = tokens * (patch * merge) ** 2
+    reader.require("patch_size", most <= MOST_RESIZED, f"such that images have at most {MOST_RESIZED:,} pixels")
+    around = _around(folder, boi_token="<|image>", eoi_token="<image|>")
+    return Filled(patch=patch, frames=1, merge=merge, least=0, most=most, around=around)
+
+
+def _around(folder: Path, **usual: str) -> tuple[str, str]:
+    """Returns the words that a tokenizer's settings put before and after an image, by their keys' usual ones."""
     file = folder / TOKENIZER
     words = ConfigReader(read_object(file, LARGEST_TOKENIZER, finite=False) if file.is_file() else {}, str(file))
-    keys = ("start_image_token", "<img>"), ("end_image_token", "</img>")
-    start, end = (_named(words, key, usual) for key, usual in keys)
-    tokens = outer.size("image_seq_length", default=256, most=MOST_RESIZED)
-    return Stretched(tile=tile, least=least, most=most, tokens=tokens, around=(start, end))
+    start, end = (_named(words, key, word) for key, word in usual.items())
+    return start, end
 
 
 def _named(words: ConfigReader, key: str, usual: str) -> str:

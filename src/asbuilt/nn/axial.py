@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
+from asbuilt.errors import InputError
 from asbuilt.nn.linear import PartModule
 from asbuilt.nn.registry import computes
 from asbuilt.nn.step import Step
@@ -23,9 +24,14 @@ class AxialPositions(PartModule):
 
     def __init__(self, part: spec.AxialPositions, path: str) -> None:
         super().__init__(part, path)
-        self.n_side = part.n_side
+        self.n_entries = part.n_entries
 
     def forward(self, step: Step) -> Tensor:
-        """Returns (1, T, M)."""
-        places = step.positions_BT
-        return F.embedding(places % self.n_side, self.columns) + F.embedding(places // self.n_side, self.rows)
+        """Returns (1, T, M); raises InputError for an image of more rows or columns than the tables have entries."""
+        assert step.grid is not None
+        assert step.coordinates_3BT is not None, "these positions are those of an image"
+        if max(step.grid) > self.n_entries:
+            allowed = f"at most {self.n_entries} rows and columns of patches"
+            raise InputError("too large for its positions", field="images", value=step.grid, allowed=allowed)
+        _, rows_1T, columns_1T = step.coordinates_3BT
+        return F.embedding(columns_1T, self.columns) + F.embedding(rows_1T, self.rows)

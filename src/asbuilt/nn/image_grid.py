@@ -5,6 +5,7 @@ Shapes: images N, frames F, patches P, numbers per patch D, model width M, batch
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from asbuilt.nn.attention import Attention
 from asbuilt.nn.linear import PartModule
 from asbuilt.nn.registry import computes, module
 from asbuilt.nn.step import Step
-from asbuilt.nn.vision import MLPProjector, PatchEmbedding, Seen, Vision
+from asbuilt.nn.vision import MLPProjector, PatchEmbedding, PooledProjector, Seen, Vision
 from asbuilt.spec import image_grid
 from asbuilt.spec.part import Kernel
 
@@ -114,7 +115,7 @@ class GridVision(Vision):
     """Images of any size to vectors that replace placeholders, and to those added after the text's first blocks."""
 
     part: image_grid.GridVision
-    projector: MLPProjector
+    projector: MLPProjector | PooledProjector
 
     def __init__(self, part: image_grid.GridVision, path: str) -> None:
         super().__init__(part, path)
@@ -186,15 +187,19 @@ class GridVision(Vision):
         """Returns the embedded text with placeholders replaced by the images' vectors (P, M), in order.
 
         Raises InputError unless each text has as many placeholders as its images need, adjacent where RoPE reads
-        where in an image they lie: elsewhere other tokens may stand between an image's rows.
+        where in an image they lie, or they attend to each other: elsewhere other tokens may stand between an image's
+        rows.
         """
         places = tokens_BT == self.part.placeholder
         step.places_BT = places if step.valid_BT is None else places & step.valid_BT
         if not tokens_BT.is_meta:
             if step.adjacent:
                 self.locate(step.places_BT, step)
+            elif self.part.both_ways:
+                self.runs(step.places_BT, step)
             else:
                 self.count(step.places_BT, step)
+        self.see_both_ways(step.places_BT, [math.prod(grid) for grid in step.grids], step)
         return x_BTM.masked_scatter(step.places_BT[..., None], made_NPM.to(x_BTM.dtype))
 
     def add(self, x_BTM: Tensor, made_PM: Tensor, step: Step) -> Tensor:

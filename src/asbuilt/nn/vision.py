@@ -5,6 +5,7 @@ Shapes: images N, channels C, patches P, batch of texts B, text tokens T, width 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -164,12 +165,12 @@ class PooledProjector(PartModule):
         super().__init__(part, path)
         self.part, self.norm = part, module(part.norm, f"{path}.norm")
 
-    def forward(self, x_NPM: Tensor) -> Tensor:
-        """Returns (N, squares, d_out)."""
-        side, pool = self.part.n_side, self.part.pool
-        n = side // pool
-        x = x_NPM.unflatten(1, (side, side))[:, : n * pool, : n * pool]
-        means = x.unflatten(2, (n, pool)).unflatten(1, (n, pool)).mean((2, 4)).flatten(1, 2)
+    def forward(self, x_NPM: Tensor, grid: tuple[int, int] | None = None) -> Tensor:
+        """Returns (N, squares, d_out); without a `grid` of rows and columns patches are those of a square."""
+        pool, (rows, columns) = self.part.pool, grid or (self.part.n_side, self.part.n_side)
+        high, wide = rows // pool, columns // pool
+        x = x_NPM.unflatten(1, (rows, columns))[:, : high * pool, : wide * pool]
+        means = x.unflatten(2, (wide, pool)).unflatten(1, (high, pool)).mean((2, 4)).flatten(1, 2)
         return F.linear(self.norm(self.standardised(means)), self.weight)
 
     def standardised(self, means: Tensor) -> Tensor:
@@ -250,12 +251,17 @@ class Vision(Placed):
         Raises InputError unless each text has as many placeholders as its images need.
         """
         places = self.places(tokens_BT, len(made_NPM))
-        if self.part.both_ways and not self.part.prefix:
-            step.ends_in_windows = self.part.in_windows
-            n = self.part.n_tokens
-            left = n - 1 - (places.cumsum(1) - 1) % n
-            step.ends_BT = step.positions_BT + left.masked_fill(~places, 0)
+        self.see_both_ways(places, [self.part.n_tokens] * len(made_NPM), step)
         return x_BTM.masked_scatter(places[..., None], made_NPM.to(x_BTM.dtype))
+
+    def see_both_ways(self, places_BT: Tensor, sizes: Sequence[int], step: Step) -> None:
+        """Lets the placeholders of each image, so many in order, attend to each other, if they do."""
+        if not self.part.both_ways or self.part.prefix:
+            return
+        left = torch.cat([torch.arange(n - 1, -1, -1, device=step.device) for n in sizes])
+        at_BT = (places_BT.flatten().cumsum(0) - 1).view_as(places_BT).clamp(0, len(left) - 1)
+        step.ends_in_windows = self.part.in_windows
+        step.ends_BT = step.positions_BT + left[at_BT].masked_fill(~places_BT, 0)
 
     def check(self, places: Tensor, count: int) -> None:
         """Raises InputError for too many or too few placeholders, and if they must be adjacent but are not."""

@@ -15,7 +15,7 @@ from asbuilt.spec.linear import Linear
 from asbuilt.spec.mixer import Mixer
 from asbuilt.spec.part import Pass, Weight, require, require_sizes
 from asbuilt.spec.positions import Rotary
-from asbuilt.spec.vision import MLPProjector, PatchEmbedding, Vision
+from asbuilt.spec.vision import MLPProjector, PatchEmbedding, PooledProjector, Vision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +101,7 @@ class GridVision(Vision):
     it continues at the largest of them plus 1.
     """
 
-    projector: MLPProjector
+    projector: MLPProjector | PooledProjector
     """The projector from the tower's output to the text's width."""
     taps: tuple[int, ...] = ()
     """Blocks of the tower whose output is added after the text's first blocks, ascending."""
@@ -111,8 +111,12 @@ class GridVision(Vision):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self, "tower", self.tower.embedding.any_size, "a model of patches of images of any size")
-        for name in ("both_ways", "layers"):
+        for name in ("prefix", "layers"):
             require(self, name, not getattr(self, name), "unset for images of any size")
+        allowed = "a projector of whole squares"
+        require(self, "projector", isinstance(self.projector, MLPProjector | PooledProjector), allowed)
+        whole = self.tower.embedding.n_side % self.projector.merge == 0
+        require(self, "projector", whole, f"squares that divide the {self.tower.embedding.n_side} patches per side")
         n, taps = self.tower.n_layers, self.taps
         whole = isinstance(taps, tuple) and all(type(i) is int and 0 <= i < n for i in taps)
         require(self, "taps", whole and list(taps) == sorted({*taps}), f"ascending numbers from 0 to {n - 1}")

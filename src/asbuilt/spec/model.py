@@ -179,8 +179,12 @@ class Model(Part, metaclass=_Chosen):
     def _require_grid(self) -> None:
         """Requires patches of images of any size for what needs their grid."""
         side = self.embedding.n_side if isinstance(self.embedding, PatchEmbedding) and self.embedding.any_size else 0
+        of_grids = isinstance(self.positions, GridPositions | AxialPositions)
         allowed = "other ones: these are for patches of images of any size"
-        require(self, "positions", bool(side) or not isinstance(self.positions, GridPositions), allowed)
+        require(self, "positions", bool(side) or not of_grids, allowed)
+        if isinstance(self.positions, AxialPositions):
+            fits = self.positions.n_entries >= side
+            require(self, "positions", fits, f"tables of at least {side} entries, the patches per side of an image")
         windows = {part.window_side for part in self.mixers} - {None}
         divide = side > 0 and all(side % n == 0 for n in windows if n)
         require(self, "blocks", not windows or divide, f"windows that divide the {side} patches per side of an image")

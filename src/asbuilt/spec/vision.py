@@ -279,6 +279,8 @@ class MLPProjector(Mapped):
 class PooledProjector(Part):
     """W norm(scale * mean of each square of `pool` x `pool` patches); incomplete squares at the edges are ignored.
 
+    Images of any size have whole squares alone; `n_side` is then that of the images whose costs are declared.
+
     If `standardised`, a stored vector is subtracted before the norm, and another multiplies the rest.
     """
 
@@ -304,6 +306,11 @@ class PooledProjector(Part):
         require_flags(self, "standardised")
         require(self, "pool", self.pool <= self.n_side, f"at most n_side = {self.n_side}")
         require(self, "norm", self.norm.d == self.d_in, f"a norm over d_in = {self.d_in}")
+
+    @property
+    def merge(self) -> int:
+        """Patches per side that become one vector."""
+        return self.pool
 
     def n_tokens(self, n_patches: int) -> int:
         """Returns the number of output vectors."""

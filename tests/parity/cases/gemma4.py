@@ -1,4 +1,4 @@
-"""gemma4: square images whose patches are averaged, bidirectional in windows alone, in texts of every kind; sounds."""
+"""gemma4: images of any size whose patches are averaged, bidirectional in windows, in texts of every kind; sounds."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 from harness import Draw, Inputs, ParityCase, Trace, random_tokens
-from images import pixels
-from seeing import Seeing
-from seeing_grids import Streams
+from seeing_grids import SQUARES, Streams
+from seeing_rows import SeeingRows
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from transformers import Gemma4AudioConfig, Gemma4Config, Gemma4VisionConfig, PreTrainedModel
 
 from asbuilt.nn.audio import Sounds
@@ -29,11 +29,13 @@ from cases.gemma4_text import draw as text
 FRAMES = (29, 37, 22)  # of three sounds, which make 8, 10 and 6 tokens
 
 
-class Patches(Seeing):
-    """Images as their patches and the column and row of each, as transformers' model takes them.
+class Seeing(SeeingRows):
+    """Images as their patches and the column and row of each, padded to the most, as transformers' model takes them.
 
     A model that hears has one sound in the first text, and two in the second.
     """
+
+    projector = "embed_vision"
 
     def load(self, folder: Path, **settings: object) -> Any:  # noqa: ANN401  # as the kind it overrides
         """Returns what `from_pretrained` gives; what hears has one way of computing attention."""
@@ -46,39 +48,56 @@ class Patches(Seeing):
     def inputs(self, rng: Random, spec: ModelSpec) -> Inputs:
         """Returns texts with placeholders, images, and sounds padded to one length, with masks."""
         assert isinstance(spec, VisionLanguageModel)
-        if spec.hearing is None:
-            return super().inputs(rng, spec)
+        found, place = super().inputs(rng, spec), spec.vision.placeholder
+        if spec.hearing is not None:
+            found["input_ids"] = self.with_sounds(rng, spec)
+            bands, generator = spec.hearing.tower.embedding.n_mels, torch.Generator().manual_seed(rng.randrange(2**32))
+            mask = torch.arange(max(FRAMES)) < torch.tensor(FRAMES)[:, None]
+            mels = torch.randn(len(FRAMES), max(FRAMES), bands, generator=generator) * mask[..., None]
+            found |= {"input_features": mels, "input_features_mask": mask}
+        return found | {"mm_token_type_ids": (found["input_ids"] == place).long()}
+
+    def with_sounds(self, rng: Random, spec: VisionLanguageModel) -> Tensor:
+        """Returns texts with the placeholders of all images and sounds."""
+        assert spec.hearing is not None
         image, sound = spec.vision.placeholder, spec.hearing.placeholder
         tokens = random_tokens(rng, spec.n_vocab)
         other = next(i for i in range(spec.n_vocab) if i not in (image, sound))
         tokens[(tokens == image) | (tokens == sound)] = other
-        n, counts = spec.vision.n_tokens, [spec.hearing.tokens_of(frames) for frames in FRAMES]
+        counts = [spec.hearing.tokens_of(frames) for frames in FRAMES]
+        large, wide, narrow = (rows * columns for rows, columns in SQUARES)
         at = rng.randrange(1, 5)
-        tokens[0, at : at + n], tokens[0, at + n + 1 : at + n + 1 + counts[0]] = image, sound
-        tokens[1, at : at + counts[1]], tokens[1, 16 : 16 + n], tokens[1, 40 : 40 + counts[2]] = sound, image, sound
-        bands, generator = spec.hearing.tower.embedding.n_mels, torch.Generator().manual_seed(rng.randrange(2**32))
-        mask = torch.arange(max(FRAMES)) < torch.tensor(FRAMES)[:, None]
-        mels = torch.randn(len(FRAMES), max(FRAMES), bands, generator=generator) * mask[..., None]
+        tokens[0, at : at + large], tokens[0, at + large + 1 : at + large + 1 + counts[0]] = image, sound
+        tokens[1, at : at + counts[1]], tokens[1, 16 : 16 + wide], tokens[1, 24 : 24 + narrow] = sound, image, image
+        tokens[1, 40 : 40 + counts[2]] = sound
+        return tokens
+
+    def given(self, tiles: list[Tensor], grids: list[list[int]], patch: int) -> Inputs:
+        """Returns the patches, each of pixels with their channels, and their columns and rows, -1 of padding."""
+        flat = [own.permute(0, 2, 3, 1).flatten(1) for own in tiles]
+        places = [
+            torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).flip(-1) for _, rows, columns in grids
+        ]
         return {
-            "input_ids": tokens,
-            "pixel_values": pixels(rng, spec.vision.tower, 2),
-            "token_type_ids": (tokens == image).long(),
-            "input_features": mels,
-            "input_features_mask": mask,
+            "pixel_values": pad_sequence(flat, batch_first=True),
+            "image_position_ids": pad_sequence(places, batch_first=True, padding_value=-1),
         }
+
+    def images(self, inputs: Inputs) -> Inputs:
+        """Returns texts, images and sounds."""
+        return {name: x for name, x in inputs.items() if name not in ("squares", "image_grid_thw")}
 
     @torch.inference_mode()
     def theirs(self, model: PreTrainedModel, inputs: Inputs) -> Trace:
-        """The stream and the logits, with images and without; the stream of what hears, and what it gives."""
+        """The images' vectors, the stream and the logits, and without images; of what hears, that and what it gives."""
         traces: Trace = {}
-        sounds = {name: x for name, x in inputs.items() if name.startswith("input_features")}
         inner: Any = model.model
-        if not sounds:
-            return self.seen(model, inputs)
+        if "input_features" not in inputs:
+            return super().theirs(model, inputs)
         tower, valid = inner.audio_tower, inputs["input_features_mask"][:, ::2][:, ::2]
         made = inner.embed_audio.register_forward_hook(lambda module, args, out: traces.update(hearing=out))
         with Streams([*tower.layers, tower.output_proj], "hearing.", traces):
-            text = self.seen(model, inputs, **sounds)
+            text = super().theirs(model, inputs)
         made.remove()
         return {path: x[valid][None] for path, x in traces.items()} | text
 
@@ -96,21 +115,6 @@ class Patches(Seeing):
         with heard:
             text = traces(_Hearing(model, audio), inputs, kernel)  # type: ignore[arg-type]  # pyright: ignore
         return {path: torch.cat(found, 1) for path, found in heard.found.items()} | text
-
-    def seen(self, model: PreTrainedModel, inputs: Inputs, **sounds: Tensor) -> Trace:
-        """The stream and the logits, with images and sounds, and without."""
-        size = model.config.vision_config.patch_size
-        images = inputs["pixel_values"]
-        side = images.shape[-1] // size
-        cut = images.unflatten(3, (side, size)).unflatten(2, (side, size)).permute(0, 2, 4, 3, 5, 1)
-        places = torch.cartesian_prod(torch.arange(side), torch.arange(side)).flip(-1).expand(len(images), -1, -1)
-        given = {
-            "input_ids": inputs["input_ids"],
-            "pixel_values": cut.reshape(len(images), side**2, -1),
-            "image_position_ids": places,
-            "mm_token_type_ids": inputs["token_type_ids"],
-        }
-        return super().theirs(model, given | sounds)
 
 
 class _Hearing:
@@ -161,8 +165,8 @@ def draw(
     sounds: Gemma4AudioConfig | None = None,
     **more: object,
 ) -> Gemma4Config:
-    """A config of a tower of six patches on a side, of which an image makes nine tokens."""
-    ways = "vision" if both else None
+    """A config of a tower with a few more positions than the images have, of which costs are those of nine tokens."""
+    ways, pool = "vision" if both else None, rng.choice([2, 3])
     inner = text(rng, tie_word_embeddings=True, sliding_window=6, use_bidirectional_attention=ways, **more)
     inner.pad_token_id = 0
     sizes: dict[str, Any] = {
@@ -175,8 +179,8 @@ def draw(
         "hidden_activation": rng.choice(SMOOTH),
         "rms_norm_eps": rng.uniform(0.1, 0.3),
         "patch_size": 2,
-        "pooling_kernel_size": 2,
-        "position_embedding_size": 9,
+        "pooling_kernel_size": pool,
+        "position_embedding_size": pool * max(max(sides) for sides in SQUARES) + rng.randrange(3),
         "standardize": standardize,
         "use_clipped_linears": clipped,
         "rope_parameters": {"rope_type": "axial", "rope_theta": rng.uniform(5, 20)},
@@ -185,10 +189,8 @@ def draw(
         text_config=inner,
         vision_config=Gemma4VisionConfig(**sizes),
         audio_config=sounds,
-        # a text to a model without ears has no token for sounds
-        audio_token_id=rng.choice(
-            [inner.vocab_size + 1, *([] if sounds is None else [rng.randrange(inner.vocab_size)])]
-        ),
+        # a text to a model without ears has no token for sounds; read without a sound every one is looked up as 0
+        audio_token_id=rng.choice([inner.vocab_size + 1, *([] if sounds is None else [0])]),
         image_token_id=inner.vocab_size,
         vision_soft_tokens_per_image=9,  # pyright: ignore[reportCallIssue]  # of the processor's, which files hold
         tie_word_embeddings=True,
@@ -226,9 +228,10 @@ CONFIGS: dict[str, Draw] = {
 }
 
 BETWEEN = "no activation stands after a single map"
+COSTS = {"vision.tower.embedding.image_size": "says of which images the costs are declared"}
 CASE = ParityCase(
     family="gemma4",
     configs=CONFIGS,
-    kind=Patches(),
-    inert_fields={f"hearing.projector.{one}activation": BETWEEN for one in ("", "first.")},
+    kind=Seeing(),
+    inert_fields=COSTS | {f"hearing.projector.{one}activation": BETWEEN for one in ("", "first.")},
 )

@@ -490,7 +490,7 @@ class PixelsLast:
 class AxesApart:
     """Heads of which one half is rotated by columns and the other by rows, each pairing its own halves, as stored.
 
-    The model pairs the halves of the whole head, the first half of the pairs by columns.
+    The model pairs the halves of the whole head, the first half of the pairs by rows.
     """
 
     n_heads: int
@@ -500,16 +500,15 @@ class AxesApart:
         return list(built)
 
     def load(self, stored: Sequence[T]) -> list[T]:
-        """The second and third quarters of each head exchanged."""
-        return [self._exchanged(tensor) for tensor in stored]
+        """The first half of each axis, rows before columns, then the second."""
+        return [self._quarters(tensor).transpose(1, 2).flip(2).reshape(tensor.shape) for tensor in stored]
 
     def save(self, built: Sequence[T]) -> list[T]:
-        """The same again."""
-        return [self._exchanged(tensor) for tensor in built]
+        """Both halves of columns, then those of rows."""
+        return [self._quarters(tensor).flip(2).transpose(1, 2).reshape(tensor.shape) for tensor in built]
 
-    def _exchanged(self, tensor: T) -> T:
-        quarters = tensor.reshape(self.n_heads, 2, 2, tensor.shape[0] // self.n_heads // 4, *tensor.shape[1:])
-        return quarters.transpose(1, 2).reshape(tensor.shape)
+    def _quarters(self, tensor: _Tensor) -> Any:  # noqa: ANN401
+        return tensor.reshape(self.n_heads, 2, 2, tensor.shape[0] // self.n_heads // 4, *tensor.shape[1:])
 
 
 @dataclass(frozen=True)

@@ -12,5 +12,5 @@ class AxialPositionsMemory(Memory[AxialPositions]):
     """Memory of two lookups."""
 
     def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """Column and row of every patch, once for all images."""
-        return tuple(Saved(name=name, size=run.tokens, width="int64", divided="none") for name in ("columns", "rows"))
+        """Time, row and column of every patch, once for all images."""
+        return (Saved(name="coordinates", size=3 * run.tokens, width="int64", divided="none"),)
