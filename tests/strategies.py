@@ -81,6 +81,7 @@ from asbuilt.spec import (
     GridPatches,
     GridPositions,
     GridVision,
+    HashedTable,
     Head,
     HeadNorm,
     HeadTransform,
@@ -109,6 +110,7 @@ from asbuilt.spec import (
     Mixer,
     MixtureOfExperts,
     MLPProjector,
+    NGrams,
     Norm,
     OwnTokens,
     Parallel,
@@ -1080,6 +1082,8 @@ def specs(draw: DrawFn, max_blocks: int = 3) -> LanguageModel:
     embedding: TokenEmbedding | AdaptiveEmbedding
     embedding = TokenEmbedding(n_vocab=n_vocab, d_model=d_model, scale=draw(scales), d_table=d_table, extra=extra)
     if draw(st.integers(0, 3)) == 0:
+        embedding = replace(embedding, ngrams=draw(ngrams(d_model, n_vocab)))
+    if draw(st.integers(0, 3)) == 0:
         embedding, head = draw(adaptive(d_model, n_vocab))
     sizes = st.integers(CONTEXT, CONTEXT + 3)
     learned = st.builds(LearnedPositions, n_positions=sizes, d_model=st.just(d_model), offset=st.sampled_from((0, 2)))
@@ -1107,6 +1111,17 @@ def specs(draw: DrawFn, max_blocks: int = 3) -> LanguageModel:
         norm=draw(maybe_norms(d_model)),
         predictors=tuple(draw(st.lists(predictors(n_vocab, d_model).flatmap(ends), max_size=1))),
     )
+
+
+@cache
+def ngrams(d_model: int, n_vocab: int) -> SearchStrategy[NGrams]:
+    """One to three tables, with fewer rows than there are n-grams, or more."""
+    table = st.builds(
+        HashedTable, n=st.integers(2, 4), n_rows=st.integers(1, 40), d=st.integers(1, 3), d_model=st.just(d_model)
+    )
+    tables = st.lists(table, min_size=1, max_size=3).map(tuple)
+    boundary = st.none() | st.integers(0, n_vocab - 1)
+    return st.builds(NGrams, n_vocab=st.just(n_vocab), tables=tables, boundary=boundary)
 
 
 @st.composite
