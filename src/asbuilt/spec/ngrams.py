@@ -78,9 +78,7 @@ class NGrams(Part):
         require(self, "boundary", known, "a token id or None")
 
     @classmethod
-    def of(
-        cls, *, n_vocab: int, d_model: int, n: int, splits: int, ratio: float, boundary: int | None = None
-    ) -> Self:
+    def of(cls, *, n_vocab: int, d_model: int, n: int, splits: int, ratio: float, boundary: int | None = None) -> Self:
         """Returns LongCat-Flash-Lite's tables: `splits` for each of 2 to `n` tokens, together as wide as the stream.
 
         They have ratio * n_vocab rows and odd numbers more, so that no two hash alike. Raises InputError where the
