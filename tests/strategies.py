@@ -81,6 +81,7 @@ from asbuilt.spec import (
     GridPatches,
     GridPositions,
     GridVision,
+    HashedTable,
     Head,
     HeadNorm,
     HeadTransform,
@@ -109,6 +110,7 @@ from asbuilt.spec import (
     Mixer,
     MixtureOfExperts,
     MLPProjector,
+    NGrams,
     Norm,
     OwnTokens,
     Parallel,
@@ -1061,8 +1063,11 @@ def sinusoids(d_model: int) -> SearchStrategy[Sinusoids]:
 
 
 @st.composite
-def specs(draw: DrawFn, max_blocks: int = 3) -> LanguageModel:
-    """A whole model of 1 to `max_blocks` blocks that differ from each other, its context CONTEXT tokens."""
+def specs(draw: DrawFn, max_blocks: int = 3, alone: bool = True) -> LanguageModel:
+    """A whole model of 1 to `max_blocks` blocks that differ from each other, its context CONTEXT tokens.
+
+    One that is not `alone` becomes part of a model that reads more than tokens.
+    """
     d_model, n_vocab = draw(st.integers(2, 11)), draw(st.integers(2, 17))
     kind = draw(st.sampled_from((Head, TiedHead)))
     scales = st.sampled_from((1.0, 0.3))
@@ -1079,6 +1084,8 @@ def specs(draw: DrawFn, max_blocks: int = 3) -> LanguageModel:
     extra = draw(st.integers(0, 2)) if kind is Head else 0
     embedding: TokenEmbedding | AdaptiveEmbedding
     embedding = TokenEmbedding(n_vocab=n_vocab, d_model=d_model, scale=draw(scales), d_table=d_table, extra=extra)
+    if alone and draw(st.integers(0, 3)) == 0:
+        embedding = replace(embedding, ngrams=draw(ngrams(d_model, n_vocab)))
     if draw(st.integers(0, 3)) == 0:
         embedding, head = draw(adaptive(d_model, n_vocab))
     sizes = st.integers(CONTEXT, CONTEXT + 3)
@@ -1107,6 +1114,17 @@ def specs(draw: DrawFn, max_blocks: int = 3) -> LanguageModel:
         norm=draw(maybe_norms(d_model)),
         predictors=tuple(draw(st.lists(predictors(n_vocab, d_model).flatmap(ends), max_size=1))),
     )
+
+
+@cache
+def ngrams(d_model: int, n_vocab: int) -> SearchStrategy[NGrams]:
+    """One to three tables, with fewer rows than there are n-grams, or more."""
+    table = st.builds(
+        HashedTable, n=st.integers(2, 4), n_rows=st.integers(1, 40), d=st.integers(1, 3), d_model=st.just(d_model)
+    )
+    tables = st.lists(table, min_size=1, max_size=3).map(tuple)
+    boundary = st.none() | st.integers(0, n_vocab - 1)
+    return st.builds(NGrams, n_vocab=st.just(n_vocab), tables=tables, boundary=boundary)
 
 
 @st.composite
@@ -1651,7 +1669,7 @@ def mergers(draw: DrawFn, d_in: int, d_out: int, merge: int, copies: bool = Fals
 @st.composite
 def grid_seers(draw: DrawFn) -> VisionLanguageModel:
     """A model of texts in which images of any size take the places of tokens."""
-    text, tower = draw(specs(max_blocks=2)), draw(grid_towers())
+    text, tower = draw(specs(max_blocks=2, alone=False)), draw(grid_towers())
     if any(isinstance(part, Rotary) and part.depends_on_length for _, part in walk(text)):
         text = text.replace_where(Rotary, scaling=None)
     # squares of four among sixteen patches are copied: no tensor is saved by a merger and by another part
@@ -1676,7 +1694,7 @@ def grid_seers(draw: DrawFn) -> VisionLanguageModel:
 @st.composite
 def seers(draw: DrawFn) -> VisionLanguageModel:
     """A model of texts in which images take the places of tokens."""
-    text, tower = draw(specs(max_blocks=2)), draw(towers("none"))
+    text, tower = draw(specs(max_blocks=2, alone=False)), draw(towers("none"))
     both_ways = draw(st.booleans()) and all(part.sees_images for _, part in walk(text) if isinstance(part, Mixer))
     keep = tower.embedding.class_token != "none" and draw(st.booleans())
     projector = projectors(tower.d_model, text.d_model, tower.embedding.n_side, not keep)
@@ -1746,7 +1764,9 @@ def tiled_towers(draw: DrawFn) -> ImageEncoder:
 @st.composite
 def tiled_seers(draw: DrawFn) -> VisionLanguageModel:
     """A model of texts that read an image in tiles by cross-attention."""
-    text = draw(specs(max_blocks=2).filter(lambda one: one.streams is None and one.per_layer is None)).without_extras
+    text = draw(
+        specs(max_blocks=2, alone=False).filter(lambda one: one.streams is None and one.per_layer is None)
+    ).without_extras
     if any(isinstance(part, Rotary) and part.depends_on_length for _, part in walk(text)):
         text = text.replace_where(Rotary, scaling=None)
     tower = draw(tiled_towers())
@@ -1769,7 +1789,7 @@ def tiled_seers(draw: DrawFn) -> VisionLanguageModel:
 @st.composite
 def listeners(draw: DrawFn) -> AudioLanguageModel:
     """A model of texts in which sounds take the places of tokens."""
-    text = draw(specs(max_blocks=2))
+    text = draw(specs(max_blocks=2, alone=False))
     place = draw(st.integers(0, text.n_vocab - 1))
     heard = draw(ears(text.d_model, place, any_length=not rotaries_by_length(text)))
     return AudioLanguageModel.of(text.without_extras, heard)
@@ -1882,7 +1902,7 @@ OWN: tuple[tuple[Through, int], ...] = (("vision", 0), ("hearing", 3))
 @st.composite
 def sensers(draw: DrawFn) -> VisionLanguageModel:
     """A model of texts with images through a network, and sounds, of both of which some token ids have own rows."""
-    text = draw(specs(max_blocks=1).filter(lambda spec: spec.n_vocab > 4 and not rotaries_by_length(spec)))
+    text = draw(specs(max_blocks=1, alone=False).filter(lambda spec: spec.n_vocab > 4 and not rotaries_by_length(spec)))
     network = draw(networks(draw(st.integers(2, 5))))
     tower = ImageEncoder(embedding=network, blocks=(), max_positions=network.n_tokens)
     heard = draw(ears(text.d_model, 4, any_length=True).filter(lambda one: one.tower.embedding.any_length))
@@ -1910,7 +1930,7 @@ def sensers(draw: DrawFn) -> VisionLanguageModel:
 @st.composite
 def pairs(draw: DrawFn) -> ModelSpec:
     """A tower of texts beside a tower of images."""
-    of_one_table = specs(max_blocks=2).filter(lambda spec: isinstance(spec.embedding, TokenEmbedding))
+    of_one_table = specs(max_blocks=2, alone=False).filter(lambda spec: isinstance(spec.embedding, TokenEmbedding))
     text, tower = draw(of_one_table), draw(towers("vector"))
     assert isinstance(tower.head, Projection | AttentionPooling)
     reads = draw(st.sampled_from(READS))

@@ -94,6 +94,20 @@ def test_chunks_are_the_recurrence_and_the_matrix(tokens: int, dtype: torch.dtyp
         torch.testing.assert_close(made, kernel2.as_matrix(x, decays, b, c), rtol=near, atol=near)
 
 
+@pytest.mark.parametrize("keep", [False, True])
+def test_sums_of_many_decays_cost_their_neighbours_no_precision(keep: bool) -> None:
+    """In float32 a chunk that forgets by hundreds is as near to float64 as one that forgets little."""
+    x, decays, b, c = drawn(256, torch.float32, int(keep), False)
+    decays = 4 * decays
+    have = kernel2.by_chunks(x, decays, b, c, None, 256, keep=keep)
+    want = kernel2.by_chunks(x.double(), decays.double(), b.double(), c.double(), None, 256, keep=keep)
+    assert decays.sum(-1).max() < -700
+    for made, exact in zip(have, want, strict=True):
+        if exact is not None:
+            assert made is not None
+            assert (made.double() - exact).abs().max() < 2e-6 * exact.abs().max()
+
+
 def channels(T: int, dtype: torch.dtype, seed: int, state: bool) -> tuple[torch.Tensor | None, ...]:
     """x, steps, A, b, c and a state of 5 channels with 3 numbers each."""
     generator = torch.Generator().manual_seed(seed)

@@ -13,13 +13,14 @@ import os
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
@@ -57,10 +58,12 @@ Trace = dict[str, Tensor]  # path -> (B, T, width), in the order of computation
 class Kind:
     """How models of one kind are made, fed and traced on either side; these here predict the next token.
 
-    Another kind overrides what differs. `decodes` says whether the tests of cached and greedy decoding apply.
+    Another kind overrides what differs. `decodes` says whether the tests of cached and greedy decoding apply, `dtype`
+    in which numbers both sides compute.
     """
 
     decodes = True
+    dtype = torch.float32
 
     def make(self, config: PreTrainedConfig) -> PreTrainedModel:
         """Returns transformers' model of the config."""
@@ -87,7 +90,27 @@ class Kind:
         return ours(model, inputs["input_ids"], kernel)
 
 
-CAUSAL = Kind()
+class Exact(Kind):
+    """In float64: for models that as drawn amplify either side's rounding in float32 beyond the tolerance."""
+
+    dtype = torch.float64
+
+
+CAUSAL, EXACT = Kind(), Exact()
+
+
+class Widened(TorchFunctionMode):
+    """Within it float64 is computed with where transformers' classes say float32."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:  # noqa: ANN401
+        """Calls the function with the wider dtype in place of float32."""
+        if func is Tensor.float:
+            return args[0].double()
+        wide = [torch.float64 if one is torch.float32 else one for one in args]
+        named = {name: torch.float64 if one is torch.float32 else one for name, one in (kwargs or {}).items()}
+        return func(*wide, **named)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,8 +216,9 @@ def transformers_saves(config: PreTrainedConfig, seed: int, folder: Path, kind: 
 
 
 def transformers_loads(folder: Path, attention: str = "eager", kind: Kind = CAUSAL) -> PreTrainedModel:
-    """Returns the folder's model in float32; fails where transformers finds the tensors wanting."""
-    loaded = kind.load(
+    """Returns the folder's model, in the kind's dtype; fails where transformers finds the tensors wanting."""
+    load = kind.load if kind.dtype is torch.float32 else _widened(kind.load)  # which makes the rotary numbers too
+    loaded = load(
         folder,
         dtype=torch.float32,
         attn_implementation=attention,
@@ -203,7 +227,18 @@ def transformers_loads(folder: Path, attention: str = "eager", kind: Kind = CAUS
     )
     model, info = loaded
     assert not any(info.values()), info
-    return model.eval()
+    if kind.dtype is not torch.float32:
+        model.forward = _widened(model.forward)
+    return model.to(kind.dtype).eval()
+
+
+def _widened(run: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(run)
+    def wide(*args: object, **named: object) -> Any:  # noqa: ANN401
+        with Widened():
+            return run(*args, **named)
+
+    return wide
 
 
 def asbuilt_saves(config: PreTrainedConfig, seed: int, folder: Path) -> None:
@@ -223,10 +258,10 @@ def asbuilt_resaves(folder: Path, again: Path) -> None:
     save(load(source), again, family=source.family, carried=source.reading.carried)
 
 
-def asbuilt_loads(folder: Path, spec: ModelSpec | None = None) -> Model:
-    """Returns the folder's model in float32, or another spec with the folder's weights."""
+def asbuilt_loads(folder: Path, spec: ModelSpec | None = None, kind: Kind = CAUSAL) -> Model:
+    """Returns the folder's model in the kind's dtype, or another spec with the folder's weights."""
     source = open_model(folder)
-    return load(source if spec is None else with_spec(source, spec), dtype="float32")
+    return load(source if spec is None else with_spec(source, spec), dtype="float32").to(kind.dtype)
 
 
 def with_spec(source: Source, spec: ModelSpec) -> Source:

@@ -58,7 +58,7 @@ def test_to_transformers(case: ParityCase, variant: str, tmp_path: Path) -> None
 
 
 def _agree(case: ParityCase, label: str, folder: Path) -> None:
-    mine = asbuilt_loads(folder)
+    mine = asbuilt_loads(folder, kind=case.kind)
     inputs = case.kind.inputs(case.random(label), mine.spec)
     for attention in case.attentions:
         want = case.kind.theirs(transformers_loads(folder, attention, case.kind), inputs)
@@ -99,10 +99,10 @@ def test_cached_decoding(case: ParityCase, variant: str, tmp_path: Path) -> None
     """Our logits, one token at a time, are those at the end of transformers' whole pass over each length."""
     rng = case.random(variant, "cached")
     transformers_saves(case.config(variant), rng.randrange(2**32), tmp_path, case.kind)
-    mine, other = asbuilt_loads(tmp_path), transformers_loads(tmp_path, kind=case.kind)
+    mine, other = asbuilt_loads(tmp_path, kind=case.kind), transformers_loads(tmp_path, kind=case.kind)
     tokens = random_tokens(rng, mine.spec.n_vocab, cacheable(mine.spec))
     for kernel in KERNELS:
-        cache = Cache(mine.spec, batch=len(tokens), capacity=tokens.shape[1], dtype=torch.float32)
+        cache = Cache(mine.spec, batch=len(tokens), capacity=tokens.shape[1], dtype=case.kind.dtype)
         steps = [mine(tokens[:, t : t + 1], cache=cache, kernel=kernel) for t in range(tokens.shape[1])]
         want = [_end(other(tokens[:, : t + 1], use_cache=False).logits) for t in range(tokens.shape[1])]
         have = {"head": torch.cat(steps, 1)}
@@ -117,7 +117,7 @@ def _end(logits_BTV: torch.Tensor) -> torch.Tensor:
 def test_greedy_decoding(case: ParityCase, variant: str, tmp_path: Path) -> None:
     rng = case.random(variant, "greedy")
     transformers_saves(case.config(variant), rng.randrange(2**32), tmp_path, case.kind)
-    mine, other = asbuilt_loads(tmp_path), transformers_loads(tmp_path, kind=case.kind)
+    mine, other = asbuilt_loads(tmp_path, kind=case.kind), transformers_loads(tmp_path, kind=case.kind)
     prompts = random_tokens(rng, mine.spec.n_vocab, rng.randrange(1, 9))
     new = min(cacheable(mine.spec), mine.spec.max_positions) - prompts.shape[1]
     have = torch.tensor(list(generate(mine, prompts.tolist(), max_new_tokens=new))).T

@@ -105,7 +105,7 @@ def _compared(
 def _both(case: ParityCase, folder: Path) -> tuple[BuiltModel | None, PreTrainedModel | None]:
     """Returns the folder's model on each side, None where that side refuses it."""
     try:
-        mine = asbuilt_loads(folder)
+        mine = asbuilt_loads(folder, kind=case.kind)
     except InputError:
         mine = None
     try:

@@ -44,7 +44,7 @@ def _exchanged(case: ParityCase, variant: str, folder: Path) -> tuple[Model, Inp
     """Returns our model of what transformers saved, inputs, and what transformers makes of them."""
     rng = case.random(variant, "mutations")
     transformers_saves(case.config(variant), rng.randrange(2**32), folder, case.kind)
-    mine = asbuilt_loads(folder)
+    mine = asbuilt_loads(folder, kind=case.kind)
     inputs = case.kind.inputs(rng, mine.spec)
     other = transformers_loads(folder, kind=case.kind)
     want = _seen(partial(case.kind.theirs, other), mine.spec, inputs)
@@ -121,9 +121,9 @@ def _outcome(
         return "refused"
     if not same:
         with pytest.raises(InputError):
-            asbuilt_loads(folder, mutated)
+            asbuilt_loads(folder, mutated, case.kind)
         return "refused"
-    trace = partial(case.kind.ours, asbuilt_loads(folder, mutated))
+    trace = partial(case.kind.ours, asbuilt_loads(folder, mutated, case.kind))
     try:
         made = _seen(trace, spec, inputs)
         # of layers that share weights one may be missing

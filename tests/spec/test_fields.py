@@ -46,6 +46,7 @@ from asbuilt.spec import (
     FusedPredictor,
     GatedConvolution,
     GatedDeltaNet,
+    HashedTable,
     HeadNorm,
     Hearing,
     HyperConnection,
@@ -61,6 +62,7 @@ from asbuilt.spec import (
     MatrixLSTM,
     MelSubsampling,
     Model,
+    NGrams,
     Packed,
     Part,
     Pass,
@@ -275,6 +277,8 @@ def examples() -> dict[type[Part], Part]:
     found[LongRope] = LongRope(
         short_factors=(1.0, 1.0), long_factors=(2.0, 3.0), original_context=64, attention_factor=1.0
     )
+    found[NGrams] = ngrams = NGrams.of(n_vocab=5, d_model=6, n=2, splits=1, ratio=2)
+    found[HashedTable] = ngrams.tables[0]
     found[Proportional] = Proportional(n_pairs=2)
     found[PerLayerEmbedding] = PerLayerEmbedding(n_vocab=5, n_layers=1, d=2, d_model=6, norm=RMSNorm(d=2))
     found[AxialPositions] = AxialPositions(n_entries=5, d_model=6)

@@ -5,6 +5,9 @@ result is added to what Mamba-2 reads. Each use has a map and low-rank maps of i
 
 transformers' class limits steps to `time_step_min` and above, when it reads a prompt and not when it decodes; this
 limits none.
+
+The first published configs, of Zyphra's own branch of transformers 4.43, spell many keys otherwise (`state_size`,
+`lora_rank`); they are read, and written as transformers spells them. Weights stored beside them have other names.
 """
 
 from __future__ import annotations
@@ -99,13 +102,15 @@ def _sides(spec: Model) -> list[tuple[int, SideTransformer]]:
 
 
 class _Layers:
-    """`layers_block_type`: `hybrid` for layers that have a shared transformer; others changed their name.
+    """`layers_block_type`: `hybrid` for layers that have a shared transformer, `g` at first; others changed their name.
 
     A model without such layers has no use for the keys of transformers.
     """
 
     key, count = "layers_block_type", "num_hidden_layers"
-    words: Mapping[str, bool] = MappingProxyType({"hybrid": True, "mamba": False, "linear_attention": False})
+    words: Mapping[str, bool] = MappingProxyType(
+        {"hybrid": True, "mamba": False, "linear_attention": False, "g": True, "m": False}
+    )
     usual = "m" + 7 * "mmmmmh" + "mmmmh" + "mmmh" + "mm"
 
     def read(self, reader: ConfigReader, values: Values) -> None:
@@ -140,14 +145,21 @@ class _Shared:
 
 
 class _Width:
-    """Mamba-2's heads, together `mamba_expand` times as wide as the stream."""
+    """Mamba-2's heads, together `mamba_expand` times as wide as the stream; at first their width was said."""
 
     keys = heads, expand = "n_mamba_heads", "mamba_expand"
+    first, width = "expansion_factor", "mamba_headdim"
 
     def read(self, reader: ConfigReader, values: Values) -> None:
+        whole = reader.size(self.expand, self.first, default=2) * values["d_model"]
+        expand = reader.spelled(self.expand, self.first) or self.expand
+        if reader.given(self.width) and not reader.given(self.heads):
+            values["ssm_head"] = reader.size(self.width)
+            values["ssm_heads"] = divide(reader, whole, f"{expand} * hidden_size", values["ssm_head"], self.width)
+            reader.names["ssm_heads"] = self.width
+            return
         values["ssm_heads"] = reader.size(self.heads, default=8)
-        whole = reader.size(self.expand, default=2) * values["d_model"]
-        values["ssm_head"] = divide(reader, whole, f"{self.expand} * hidden_size", values["ssm_heads"], self.heads)
+        values["ssm_head"] = divide(reader, whole, f"{expand} * hidden_size", values["ssm_heads"], self.heads)
         reader.names["ssm_heads"] = self.heads
 
     def write(self, parts: Parts) -> dict[str, Any]:
@@ -323,26 +335,38 @@ FAMILY = Family(
             d_head=_HeadWidth(),
             rotary=None,
             n_layers=_Layers(),
-            d_ff={"default": four_times, "null": four_times, "derived": True, "at": _of("shared.ffn.d_ff")},
+            d_ff={
+                "also": ("ffn_hidden_size",),
+                "default": four_times,
+                "null": four_times,
+                "derived": True,
+                "at": _of("shared.ffn.d_ff"),
+            },
             tied=lambda key: replace(key, must=(lambda values: values["tied"], "true: else no weights are shared")),
             activation={"at": _of("shared.ffn.activation")},
         ),
         eps("rms_norm_eps", 1e-5),
         _Shared(),
-        Size("adapter_rank", "rank", default=128, at=_of("rank")),
+        Size("adapter_rank", "rank", also=("lora_rank",), default=128, at=_of("rank")),
         _Positions(),
         Flag("add_bias_linear", "bias", default=False, at=first(Mamba2, "bias")),
         _Width(),
-        Size("mamba_d_state", "d_state", default=64, at=first(Mamba2, "d_state")),
+        Size("mamba_d_state", "d_state", also=("state_size",), default=64, at=first(Mamba2, "d_state")),
         Size("mamba_ngroups", "n_groups", default=1, divides="ssm_heads", at=first(Mamba2, "n_groups")),
-        Size("mamba_d_conv", "kernel", default=4, at=first(Mamba2, "conv.kernel")),
+        Size("mamba_d_conv", "kernel", also=("conv_dimension",), default=4, at=first(Mamba2, "conv.kernel")),
         _Derived(),
-        Irrelevant("nothing reads it", "kv_channels", "num_query_groups", "ffn_hidden_size", "ft_lora"),
-        Only("use_shared_mlp_adapter", True, reason="each use of a feed-forward has low-rank maps of its own"),
+        Irrelevant("nothing reads it", "kv_channels", "num_query_groups", "ft_lora"),
+        *(
+            Only(key, True, reason="each use of a feed-forward has low-rank maps of its own")
+            for key in ("use_shared_mlp_adapter", "use_shared_block_lora")
+        ),
+        Only("gated_linear_unit", True, reason="feed-forwards of this family are gated"),
+        Only("sliding_window", None, reason="attention of this family has no window"),
         Only("time_step_limit", None, [0.0, math.inf], reason="steps have no limits in this family"),
         Flag(
             "use_shared_attention_adapter",
             "adapts_attention",
+            also=("use_shared_attention_lora",),
             default=False,
             at=lambda parts: _side(parts).attention_rank is not None,
             must=(

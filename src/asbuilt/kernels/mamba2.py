@@ -3,7 +3,7 @@
 Shapes: groups of all rows G, heads of a group H, tokens T, head width P, state width N; steps times inputs x
 (G, H, T, P), logarithms of decays a (G, H, T), b and c (G, T, N), states (G, N, H*P). Dao & Gu 2024
 (arXiv 2405.21060), sections 3 and 6. Decays between two tokens come from differences of sums within a chunk, which are
-at most 0, so that nothing overflows however long a text is.
+at most 0, so that nothing overflows however long a text is; what rounding the sums takes from the differences is added.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from asbuilt.kernels.rotary import widest
 
 
 def by_chunks(
@@ -29,24 +31,42 @@ def by_chunks(
     split = zip(x_GHTP.split(size, 2), a_GHT.split(size, 2), b_GTN.split(size, 1), c_GTN.split(size, 1), strict=True)
     for i, (x, a, b, c) in enumerate(split):
         L = x.shape[2]
-        total_GHL = a.cumsum(-1)
-        y = torch.bmm(_mixing(total_GHL, b, c, future[:L, :L]).flatten(0, 1), x.flatten(0, 1)).view(G, H, L, P)
+        total_GHL, rest_GHL = _sums(a)
+        mixing = _mixing(total_GHL, rest_GHL, b, c, future[:L, :L]).flatten(0, 1)
+        y = torch.bmm(mixing, x.flatten(0, 1)).view(G, H, L, P)
+        del mixing
         if state_GNW is not None:
             read = torch.bmm(c, state_GNW).view(G, L, H, P).transpose(1, 2)
             y = torch.addcmul(y, read, total_GHL.exp()[..., None])
         made.append(y)
         if keep or (i + 1) * size < T:
-            to_end = (total_GHL[..., -1:] - total_GHL).exp()
+            to_end = total_GHL[..., -1:] - total_GHL
+            to_end = (to_end if rest_GHL is None else to_end + (rest_GHL[..., -1:] - rest_GHL)).exp()
             moved = (x * to_end[..., None]).transpose(1, 2).reshape(G, L, H * P)
             update = torch.bmm(b.transpose(1, 2), moved)
             state_GNW = update if state_GNW is None else _decayed(state_GNW, total_GHL[..., -1]) + update
     return made[0] if len(made) == 1 else torch.cat(made, 2), state_GNW
 
 
-def _mixing(total_GHL: Tensor, b_GLN: Tensor, c_GLN: Tensor, future_LL: Tensor) -> Tensor:
+def _sums(a_GHL: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Returns the sums of a up to each token, and what rounding took from them, None where nothing is subtracted.
+
+    Sums reach hundreds, where float32 is precise to 1e-5; those of neighbours, which weigh most, differ by little.
+    """
+    total = a_GHL.cumsum(-1)
+    if a_GHL.shape[-1] == 1:
+        return total, None
+    exact = a_GHL.detach().cumsum(-1, dtype=widest(a_GHL.device))
+    return total, exact.sub_(total.detach()).to(a_GHL.dtype)
+
+
+def _mixing(total_GHL: Tensor, rest_GHL: Tensor | None, b_GLN: Tensor, c_GLN: Tensor, future_LL: Tensor) -> Tensor:
     """Returns (G, H, L, L): c_t b_s times the decay from s to t, for s up to t."""
     scores = torch.bmm(c_GLN, b_GLN.transpose(1, 2))[:, None]
-    decays = (total_GHL[..., :, None] - total_GHL[..., None, :]).masked_fill_(future_LL, -torch.inf).exp_()
+    decays = total_GHL[..., :, None] - total_GHL[..., None, :]
+    if rest_GHL is not None:
+        decays.add_(rest_GHL[..., :, None]).sub_(rest_GHL[..., None, :])
+    decays.masked_fill_(future_LL, -torch.inf).exp_()
     return decays * scores if torch.is_grad_enabled() else decays.mul_(scores)
 
 
@@ -74,7 +94,7 @@ def as_matrix(x_GHTP: Tensor, a_GHT: Tensor, b_GTN: Tensor, c_GTN: Tensor) -> Te
     """Returns the same outputs as one product of each head: all pairs of tokens at once, without a state."""
     T = x_GHTP.shape[2]
     future = torch.ones(T, T, dtype=torch.bool, device=x_GHTP.device).triu_(1)
-    return _mixing(a_GHT.cumsum(-1), b_GTN, c_GTN, future) @ x_GHTP
+    return _mixing(*_sums(a_GHT), b_GTN, c_GTN, future) @ x_GHTP
 
 
 def gated_norm(y: Tensor, z: Tensor, gain: Tensor | None, eps: float, groups: int, *, first: bool) -> Tensor:

@@ -44,7 +44,7 @@ class ShortConvolution(PartModule):
         valid = step.valid_BT
         if valid is None:
             return self.many(x_BTC, before, layer, None)
-        order, places, counts = step.once("valid tokens first", lambda: _together(valid))
+        order, places, counts = step.once("valid tokens first", lambda: together(valid))
         moved = self.many(_rows(x_BTC, order), before, layer, counts)
         return _rows(moved, places)
 
@@ -83,7 +83,7 @@ class CausalConvolution(PartModule):
         before = None if layer is None or not any(step.past) else layer.read()[0].to(x_BTC.dtype)
         counts = places = None
         if valid is not None:
-            order, places, counts = step.once("valid tokens first", lambda: _together(valid))
+            order, places, counts = step.once("valid tokens first", lambda: together(valid))
             x_BTC = _rows(x_BTC, order)
         y = convolution.full(x_BTC, self.taps, self.bias, before, self.part.dilation)
         if layer is not None:
@@ -111,7 +111,7 @@ class CentredConvolution(PartModule):
         return convolution.activated(y_BTC, self.activation)
 
 
-def _together(valid_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def together(valid_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the order (B, T) with each row's valid tokens first, the place of each token in it, and their counts."""
     order = (~valid_BT).int().argsort(dim=1, stable=True)
     return order, order.argsort(1), valid_BT.sum(1, keepdim=True)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from asbuilt.nn.linear import Linear, Matrix, PartModule
+from asbuilt.nn.ngrams import NGrams
 from asbuilt.nn.registry import computes
 from asbuilt.nn.step import Step
 from asbuilt.spec import embedding as spec
@@ -24,6 +25,7 @@ class TokenEmbedding(PartModule):
     def __init__(self, part: spec.TokenEmbedding, path: str) -> None:
         super().__init__(part, path)
         self.scale, self.format = part.scale, part.format
+        self.ngrams = None if part.ngrams is None else NGrams(part.ngrams, f"{path}.ngrams")
         if part.d_table is None:
             self.project = None
 
@@ -35,7 +37,8 @@ class TokenEmbedding(PartModule):
     def forward(self, tokens_BT: Tensor, step: Step) -> Tensor:
         """Returns (B, T, M)."""
         x = self.rows(tokens_BT, step.dtype)
-        return scaled(x if self.project is None else self.project(x), self.scale)
+        x = scaled(x if self.project is None else self.project(x), self.scale)
+        return x if self.ngrams is None else self.ngrams(x, tokens_BT, step)
 
     def rows(self, tokens_BT: Tensor, dtype: torch.dtype) -> Tensor:
         """Returns the table's rows (B, T, width) of tokens."""

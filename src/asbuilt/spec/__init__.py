@@ -64,6 +64,7 @@ from asbuilt.spec.mamba2 import OUTPUT_GATES, Mamba2
 from asbuilt.spec.matrix_lstm import MatrixLSTM
 from asbuilt.spec.mixer import Mixer
 from asbuilt.spec.model import AnyHead, Embedding, Input, Model
+from asbuilt.spec.ngrams import HashedTable, NGrams
 from asbuilt.spec.norms import Gain, HeadNorm, LayerNorm, Norm, RMSNorm, SoftplusScale
 from asbuilt.spec.own_tokens import OwnTokens
 from asbuilt.spec.part import (
@@ -202,6 +203,7 @@ __all__ = [
     "GridPatches",
     "GridPositions",
     "GridVision",
+    "HashedTable",
     "Head",
     "HeadNorm",
     "HeadTransform",
@@ -236,6 +238,7 @@ __all__ = [
     "Mixer",
     "MixtureOfExperts",
     "Model",
+    "NGrams",
     "Norm",
     "OwnTokens",
     "Packed",

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from asbuilt.spec.linear import Linear, Map, Mapped
+from asbuilt.spec.ngrams import MOST_IDS, NGrams
 from asbuilt.spec.part import (
     Part,
     Pass,
@@ -27,6 +28,7 @@ class TokenEmbedding(Mapped):
     After the vocabulary it may have `extra` rows, of tokens that are read and never predicted.
 
     A table of width `d_table` is followed by a linear map to d_model (OPT-350M; ALBERT, arXiv 1909.11942, section 3.1).
+    With `ngrams` the result is averaged with rows that the last tokens choose together.
     """
 
     kind = "embedding"
@@ -44,6 +46,8 @@ class TokenEmbedding(Mapped):
     """Rows after the vocabulary's, of tokens that are read and never predicted."""
     format: str | None = None
     """Block format of the table; None for plain numbers."""
+    ngrams: NGrams | None = None
+    """Tables of n-grams, with which a token's vector is averaged; None for none."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "n_vocab", "d_model", *(() if self.d_table is None else ("d_table",)))
@@ -56,6 +60,10 @@ class TokenEmbedding(Mapped):
         )
         require_format(self, "format", self.width)
         self.require_maps()
+        ngrams = self.ngrams
+        fits = ngrams is None or (isinstance(ngrams, NGrams) and ngrams.d_model == self.d_model)
+        require(self, "ngrams", fits, f"NGrams of d_model = {self.d_model}")
+        require(self, "ngrams", ngrams is None or self.n_rows <= MOST_IDS, "none where ids exceed 2^24")
 
     @property
     def width(self) -> int:

@@ -53,6 +53,8 @@ class FusedPredictor(Mapped):
         require_sizes(self, "d_target")
         require_flags(self, "normed")
         self.require_maps()
+        alone = self.embedding.ngrams is None
+        require(self, "embedding", alone, "one without n-grams: a predictor sees no text before its tokens")
         d = self.d_model
         widths = {name: getattr(self, name).d for name in ("token_norm", "stream_norm", "ffn_norm", "norm")}
         widths |= {name: getattr(self, name).d_model for name in ("attention", "ffn", "head")}

@@ -52,6 +52,8 @@ class Predictor(Mapped):
         widths |= {"head": self.head.d_model, "block": self.block.branches[0].body.d_model}
         for name, width in widths.items():
             require(self, name, width == d_model, f"d_model = {d_model} as in the embedding")
+        alone = getattr(self.embedding, "ngrams", None) is None
+        require(self, "embedding", alone, "one without n-grams: a predictor sees no text before its tokens")
         vocab = self.embedding.n_vocab
         require(self, "head", self.head.n_vocab == vocab, f"a head over the embedding's n_vocab = {vocab}")
 

@@ -135,6 +135,8 @@ class Model(Part, metaclass=_Chosen):
         self._require_weights()
         self._require_choices()
         self._require_tables()
+        alone = getattr(self.embedding, "ngrams", None) is None or self.reads == ("tokens",)
+        require(self, "embedding", alone, "one without n-grams in a model that reads more than tokens")
         self._require_streams()
         self._require_per_layer()
 

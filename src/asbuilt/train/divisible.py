@@ -133,6 +133,8 @@ def _gated(part: spec.GatedMLP, own: spec.GatedMLP) -> str:
 
 
 def _embedding(part: spec.TokenEmbedding, own: spec.TokenEmbedding) -> str:
+    if part.ngrams is not None:
+        return "tables of n-grams are not divided; parallel.vocabulary=false leaves them whole"
     return "rows beyond the vocabulary; parallel.vocabulary=false leaves it whole" if part.extra else ""
 
 

@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 from drawn import draw as llama_like
-from harness import Draw, ParityCase
+from harness import EXACT, Draw, ParityCase
 from transformers import PreTrainedConfig, Zamba2Config
 
 SIZES: dict[str, Any] = {
@@ -41,4 +41,6 @@ CONFIGS: dict[str, Draw] = {
     "adapted": partial(draw, layers="hh", use_shared_attention_adapter=True, **WHOLE_HEADS),
 }
 
-CASE = ParityCase(family="zamba2", configs=CONFIGS)
+# Scores of two maps' sum spread widely, and a scan multiplies five numbers: rounding either side in float32 moved a
+# position by up to 9e-5 (tests/parity/test_zamba2_rounding.py has float32).
+CASE = ParityCase(family="zamba2", configs=CONFIGS, kind=EXACT)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from asbuilt.kernels.memory.linear import MappedMemory, expanding_bytes
-from asbuilt.kernels.memory.registry import Memory, Saved, memory_of
+from asbuilt.kernels.memory.registry import Memory, Saved, memory, memory_of
 from asbuilt.spec.embedding import SharedEmbedding, TokenEmbedding
 from asbuilt.spec.part import Pass
 
@@ -21,8 +23,11 @@ class TokenEmbeddingMemory(MappedMemory[TokenEmbedding]):
         return (tokens, *scale, *rows, *self.maps_keep(run))
 
     def peak_bytes(self, run: Pass) -> int:
-        """The looked-up rows, and their product."""
+        """The looked-up rows, and their product; or the result beside what n-grams need."""
         part = self.part
+        if part.ngrams is not None:
+            beside = run.rows * part.d_model * run.width + memory(part.ngrams).peak_bytes(run)
+            return max(beside, TokenEmbeddingMemory(replace(part, ngrams=None)).peak_bytes(run))
         made = run.rows * (part.d_model + (part.d_table or 0)) * run.width + self.peak_beside(run)
         if part.format is None:
             return made
