@@ -152,6 +152,16 @@ def _gated(part: spec.GatedMLP, own: spec.GatedMLP) -> str:
     return "its sparsity is by the mean over all columns" if part.sparsity is not None else ""
 
 
+def _mixture(part: spec.MixtureOfExperts, own: spec.MixtureOfExperts) -> str:
+    # its sum is one over the ranks, at its end: what comes before must be linear in a rank's part
+    if part.bias or part.latent_bias or (part.shared is not None and part.shared.bias):
+        return "each rank would add the biases of its last maps"
+    for name in ("post_norm", "shared_post_norm"):
+        if getattr(part, name) is not None:
+            return f"{name} is of a sum over the ranks"
+    return ""
+
+
 def _embedding(part: spec.TokenEmbedding, own: spec.TokenEmbedding) -> str:
     return "rows beyond the vocabulary; parallel.vocabulary=false leaves it whole" if part.extra else ""
 
@@ -183,6 +193,7 @@ CHECKS: dict[type[Part], Callable[[Any, Any], str]] = {
     spec.Attention: _attention,
     spec.MLP: _plain,
     spec.GatedMLP: _gated,
+    spec.MixtureOfExperts: _mixture,
     spec.TokenEmbedding: _embedding,
     spec.Head: _plain,
     spec.TiedHead: _plain,
