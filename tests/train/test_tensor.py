@@ -89,7 +89,9 @@ def test_four_processes_divide_layers_and_batches(tmp_path: Path) -> None:
     jobs.add(go_on, resume=True)
     # weights are divided over the ranks that share batches (0), or copied (1)
     shards = random.sample((0, 1, random.choice((0, 1))), 3)
-    more = {name: ("parallel.tensor=2", f"parallel.shard={n}") for name, n in zip(given, shards, strict=True)}
+    more: dict[str, tuple[str, ...]] = {
+        name: ("parallel.tensor=2", f"parallel.shard={n}") for name, n in zip(given, shards, strict=True)
+    }
     given["wide"] = (*given["gpt"], "model.config.n_head=4")
     more["wide"] = ("parallel.tensor=4", "parallel.vocabulary=false")
     # columns of each expert by two ranks, and half of the experts by two of these pairs, or all by each
@@ -107,9 +109,11 @@ def test_four_processes_divide_layers_and_batches(tmp_path: Path) -> None:
         if name in MIXED:
             said["data"] += padding(made[name], 2)
         assert by_kind(tmp_path / f"{name}.json", 4, "tensor") == said
+        require_same_model(tmp_path / name / "model", tmp_path / f"{name}-one" / "model")
     require_close(tmp_path / "go-on", tmp_path / "llama-one")
 
 
+GPT_OSS = {"model_type": "gpt_oss", "num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2}
 BASE = {"hidden_size": 12, "intermediate_size": 12, "num_hidden_layers": 2, "num_attention_heads": 6, "vocab_size": 40}
 
 
@@ -121,6 +125,7 @@ BASE = {"hidden_size": 12, "intermediate_size": 12, "num_hidden_layers": 2, "num
         ({"model_type": "llama", "num_attention_heads": 3}, 2, r"n_heads = 3 must be a multiple of 2"),
         ({"model_type": "llama", "intermediate_size": 15}, 2, r"d_ff = 15 must be a multiple of 2"),
         ({"model_type": "olmo2", "vocab_size": 40}, 2, r"\(Attention\): q_norm is over all heads"),
+        (GPT_OSS, 2, r"\(MixtureOfExperts\): each rank would add the biases of its last maps"),
         ({"model_type": "mamba2"}, 2, r"\(Mamba2\): ranks cannot compute it together"),
         ({"model_type": "gptj"}, 2, r"\(Parallel\): ranks cannot compute it together"),
         ({"model_type": "t5"}, 2, r"reads source too"),
