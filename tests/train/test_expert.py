@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from many_runs import Jobs, billed, checkpoint, require_close
+from mixtures import MIXTURES, padding
 from small_runs import log, recipe, require_equal
 
 from asbuilt import InputError, load
@@ -18,29 +19,6 @@ from asbuilt.train.many.group import arranged
 from asbuilt.train.recipe import Recipe
 
 WHOLE = ("data.batch=4", "run.validate_every=4")
-MIXTRAL = (
-    'model.config={model_type="mixtral", hidden_size=16, intermediate_size=16, num_hidden_layers=2, '
-    "num_attention_heads=2, num_key_value_heads=1, num_local_experts=4, num_experts_per_tok=2, "
-    "max_position_embeddings=8, head_dim=8}"
-)
-# A shared expert with a gate, a dense block before the mixtures, and results that are not weighed to a sum of 1.
-QWEN = (
-    'model.config={model_type="qwen2_moe", hidden_size=16, intermediate_size=24, num_hidden_layers=3, '
-    "num_attention_heads=2, num_key_value_heads=2, num_experts=4, num_experts_per_tok=3, moe_intermediate_size=12, "
-    "shared_expert_intermediate_size=20, mlp_only_layers=[0], max_position_embeddings=8}"
-)
-# Sigmoid scores with a correction, groups of experts, latent attention, a shared expert.
-DEEPSEEK = (
-    'model.config={model_type="deepseek_v3", hidden_size=16, intermediate_size=24, moe_intermediate_size=12, '
-    "num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2, n_routed_experts=8, num_experts_per_tok=2, "
-    "n_shared_experts=1, n_group=2, topk_group=1, first_k_dense_replace=1, q_lora_rank=8, kv_lora_rank=8, "
-    "qk_nope_head_dim=4, qk_rope_head_dim=4, v_head_dim=4, max_position_embeddings=8, num_nextn_predict_layers=0}"
-)
-MODELS = {
-    "mixtral": (MIXTRAL, "experts.auxiliary=0.02", "experts.z_loss=0.01"),
-    "qwen": (QWEN, "experts.auxiliary=0.5", "experts.capacity=1.1", "experts.sequence=0.1"),
-    "deepseek": (DEEPSEEK, "experts.bias_rate=0.01"),
-}
 
 
 def drawn() -> dict[str, tuple[str, ...]]:
@@ -48,7 +26,7 @@ def drawn() -> dict[str, tuple[str, ...]]:
     ways = random.sample(("none", "selective", "full"), 3)
     return {
         name: (*WHOLE, *model, f"step.checkpointing={way}", f"step.accumulate={random.choice((1, 2))}")
-        for (name, model), way in zip(MODELS.items(), ways, strict=True)
+        for (name, model), way in zip(MIXTURES.items(), ways, strict=True)
     }
 
 
@@ -63,11 +41,9 @@ def by_kind(file: Path, ranks: int) -> dict[str, int]:
 
 
 def require_billed(file: Path, made: Recipe, ranks: int) -> None:
-    """Requires the bytes sent to be those of the plan, and of the row of a shared expert's gate, which FSDP pads."""
+    """Requires the bytes sent to be those of the plan, and of what FSDP pads."""
     found, said = by_kind(file, ranks), billed(made, ranks)
-    if made.model.config["model_type"] == "qwen2_moe" and made.parallel.shard != 1:
-        # twice gathered and once scattered for a micro-batch: 16 numbers in two mixtures, in each other rank's place
-        said["data"] += made.step.accumulate * 3 * 2 * (16 * 4 * (ranks - 1)) * (ranks - 1) // ranks
+    said["data"] += padding(made, ranks)
     assert found == said
 
 
@@ -93,14 +69,14 @@ def test_two_processes_have_half_of_the_experts_each(tmp_path: Path) -> None:
     jobs.add(stopped, resume=True)
     jobs.add(recipe(tmp_path, "unstopped", *given["deepseek"], "parallel.expert=2"))
     # one process goes on with what two have begun
-    begun = recipe(tmp_path, "begun", *given["qwen"])
-    jobs.add(recipe(tmp_path, "begun", *given["qwen"], "parallel.expert=2"), dies=4)
+    begun = recipe(tmp_path, "begun", *given["qwen-moe"])
+    jobs.add(recipe(tmp_path, "begun", *given["qwen-moe"], "parallel.expert=2"), dies=4)
     jobs.run(2)
     loop.run(begun, resume=True)
     for name in given:
         require_as_one(tmp_path / name, tmp_path / f"{name}-one")
         require_billed(tmp_path / f"{name}.json", made[name], 2)
-    require_close(tmp_path / "begun", tmp_path / "qwen-one")
+    require_close(tmp_path / "begun", tmp_path / "qwen-moe-one")
     require_equal(checkpoint(tmp_path / "stopped", 9), checkpoint(tmp_path / "unstopped", 9))
 
 

@@ -31,6 +31,8 @@ MIXTRAL = (
     "num_attention_heads=2, num_key_value_heads=1, num_local_experts=4, num_experts_per_tok=2}"
 )
 MODELS = {"gpt": GPT, "llama": LLAMA, "qwen": QWEN}
+EVEN = MODELS | {"gpt": (*GPT, "model.config.n_layer=4")}  # blocks that two ranks of two stages have equally
+TWICE = ("parallel.pipeline=2", "parallel.interleave=2")
 BY_COLLECTIVE = {"send": "pipeline", "allreduce": "data"}
 
 
@@ -54,25 +56,30 @@ def require_as_one(folder: Path, one: Path) -> None:
         assert tensor.sub(theirs[path]).abs().max() < 1e-4, path
 
 
-def test_two_processes_have_a_stage_each(tmp_path: Path) -> None:
-    jobs, given, made = Jobs(tmp_path), drawn(MODELS, WHOLE, (4, 5)), dict[str, Recipe]()
-    for name, some in given.items():
+def test_two_processes_have_one_stage_each_and_two(tmp_path: Path) -> None:
+    once = {name: (some, ("parallel.pipeline=2",)) for name, some in drawn(MODELS, WHOLE, (4, 5)).items()}
+    twice = {f"{name}-2": (some, TWICE) for name, some in drawn(EVEN, WHOLE, (4, 6)).items()}
+    jobs, given, made = Jobs(tmp_path), once | twice, dict[str, Recipe]()
+    for name, (some, ways) in given.items():
         loop.run(recipe(tmp_path, f"{name}-one", *some))
-        made[name] = recipe(tmp_path, name, *some, "parallel.pipeline=2")
+        made[name] = recipe(tmp_path, name, *some, *ways)
         jobs.add(made[name], sent=str(tmp_path / f"{name}.json"))
-    stopped = recipe(tmp_path, "stopped", *given["gpt"], "parallel.pipeline=2")
-    jobs.add(stopped, dies=random.choice((4, 5, 8)))
-    jobs.add(stopped, resume=True)
-    # one process goes on with what two have begun
-    begun = recipe(tmp_path, "begun", *given["qwen"])
-    jobs.add(recipe(tmp_path, "begun", *given["qwen"], "parallel.pipeline=2"), dies=4)
+    stopped, begun = ("gpt", "llama-2"), ("qwen", "gpt-2")
+    for name in stopped:
+        one = recipe(tmp_path, f"{name}-stopped", *given[name][0], *given[name][1])
+        jobs.add(one, dies=random.choice((4, 5, 8)))
+        jobs.add(one, resume=True)
+    for name in begun:
+        jobs.add(recipe(tmp_path, f"{name}-begun", *given[name][0], *given[name][1]), dies=4)
     jobs.run(2)
-    loop.run(begun, resume=True)
     for name in given:
         require_as_one(tmp_path / name, tmp_path / f"{name}-one")
         assert by_kind(tmp_path / f"{name}.json", 2) == billed(made[name], 2)
-    require_close(tmp_path / "begun", tmp_path / "qwen-one")
-    require_equal(checkpoint(tmp_path / "stopped", 9), checkpoint(tmp_path / "gpt", 9))
+    for name in stopped:
+        require_equal(checkpoint(tmp_path / f"{name}-stopped", 9), checkpoint(tmp_path / name, 9))
+    for name in begun:  # one process goes on with what two have begun
+        loop.run(recipe(tmp_path, f"{name}-begun", *given[name][0]), resume=True)
+        require_close(tmp_path / f"{name}-begun", tmp_path / f"{name}-one")
 
 
 def test_four_processes_have_stages_copies_and_layers(tmp_path: Path) -> None:
@@ -86,7 +93,10 @@ def test_four_processes_have_stages_copies_and_layers(tmp_path: Path) -> None:
     jobs.add(recipe(tmp_path, "go-on", *given["llama"], "parallel.pipeline=4"), resume=True)
     # four stages; two copies of two; two of layers that two ranks compute together
     more = [("parallel.pipeline=4",), ("parallel.pipeline=2",), ("parallel.pipeline=2", "parallel.tensor=2")]
-    for (name, some), one in zip(given.items(), random.sample(more, 3), strict=True):
+    cases = {name: (some, one) for (name, some), one in zip(given.items(), random.sample(more, 3), strict=True)}
+    # two copies of two ranks with two stages each
+    cases["twice"] = ((*given["llama"], "step.accumulate=4"), TWICE)
+    for name, (some, one) in cases.items():
         loop.run(recipe(tmp_path, f"{name}-one", *some))
         made[name] = recipe(tmp_path, name, *some, *one)
         jobs.add(made[name], sent=str(tmp_path / f"{name}.json"))
@@ -115,6 +125,23 @@ def test_what_stages_cannot_train_is_refused_before_it_starts(
     made = recipe(tmp_path, "run", *WHOLE, *GPT, "step.accumulate=2", "parallel.pipeline=2", *changes)
     for refuse in (lambda: loop.prepare(made), lambda: billed(made, 2)):
         with pytest.raises(InputError, match=rf"parallel\.pipeline: .*{said}"):
+            refuse()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (("model.config.n_layer=6",), r"2 ranks x 2 chunks must divide the model's 6 blocks \(got 2; must be 1 or 3\)"),
+        (("step.accumulate=3",), r"step\.accumulate = 3 must be a multiple of parallel\.pipeline = 2"),
+        (("parallel.pipeline=1",), r"parallel\.pipeline = 1 has no stages"),
+    ],
+)
+def test_chunks_that_do_not_divide_are_refused_before_it_starts(
+    tmp_path: Path, changes: tuple[str, ...], said: str
+) -> None:
+    made = recipe(tmp_path, "run", *WHOLE, *EVEN["gpt"], "step.accumulate=4", *TWICE, *changes)
+    for refuse in (lambda: loop.prepare(made), lambda: billed(made, 2)):
+        with pytest.raises(InputError, match=rf"parallel\.interleave: {said}"):
             refuse()
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from many_runs import MACHINE, Jobs, billed, checkpoint, drawn, require_close, spec_of
+from mixtures import MIXTURES, padding
 from small_runs import recipe, require_equal
 
 from asbuilt import InputError, load
@@ -33,13 +34,17 @@ MODELS = {"gpt": (), "llama": (LLAMA,), "qwen": (QWEN, "step.z_loss=0.01")}
 BY_GROUP = {"mesh_tensor": "tensor", "mesh_replicate": "data", "mesh_shard": "data"}
 
 
-def by_kind(file: Path, alone: str) -> dict[str, int]:
-    """Bytes sent by kind of parallelism; a group of all processes is of the kind `alone`."""
+MIXED = {name: MIXTURES[name] for name in ("mixtral", "qwen-moe")}
+
+
+def by_kind(file: Path, ranks: int, alone: str) -> dict[str, int]:
+    """Bytes that a rank sends by kind of parallelism, the mean of all; a group of all processes is of `alone`."""
     found: dict[str, int] = {}
-    for _, group, size in json.loads(file.read_text()):
-        kind = BY_GROUP.get(group, alone)
-        found[kind] = found.get(kind, 0) + size
-    return {kind: size for kind, size in found.items() if size}
+    for rank in range(ranks):
+        for name, group, size in json.loads(file.with_suffix(f".{rank}.json").read_text()):
+            kind = "expert" if name == "all_to_all_single" else BY_GROUP.get(group, alone)
+            found[kind] = found.get(kind, 0) + size
+    return {kind: round(size / ranks) for kind, size in found.items() if size}
 
 
 def require_same_model(one: Path, other: Path) -> None:
@@ -51,7 +56,7 @@ def require_same_model(one: Path, other: Path) -> None:
 
 
 def test_two_processes_compute_each_layer_together(tmp_path: Path) -> None:
-    jobs, given, made = Jobs(tmp_path), drawn(MODELS, WHOLE, (1, 2)), {}
+    jobs, given, made = Jobs(tmp_path), drawn(MODELS, WHOLE, (1, 2)) | drawn(MIXED, WHOLE, (1, 2)), {}
     for name, some in given.items():
         loop.run(recipe(tmp_path, f"{name}-one", *some))
         made[name] = recipe(tmp_path, name, *some, "parallel.tensor=2")
@@ -60,15 +65,17 @@ def test_two_processes_compute_each_layer_together(tmp_path: Path) -> None:
     jobs.add(stopped, dies=random.choice((4, 5, 8)))
     jobs.add(stopped, resume=True)
     # one process goes on with what two have begun, and two with what one has
-    begun = recipe(tmp_path, "begun", *given["llama"])
-    jobs.add(recipe(tmp_path, "begun", *given["llama"], "parallel.tensor=2"), dies=4)
+    begun = ("llama", "mixtral")
+    for name in begun:
+        jobs.add(recipe(tmp_path, f"{name}-begun", *given[name], "parallel.tensor=2"), dies=4)
     jobs.run(2)
-    loop.run(begun, resume=True)
+    for name in begun:
+        loop.run(recipe(tmp_path, f"{name}-begun", *given[name]), resume=True)
+        require_close(tmp_path / f"{name}-begun", tmp_path / f"{name}-one")
     for name in given:
         require_close(tmp_path / name, tmp_path / f"{name}-one")
-        assert by_kind(tmp_path / f"{name}.json", "tensor") == billed(made[name], 2)
+        assert by_kind(tmp_path / f"{name}.json", 2, "tensor") == billed(made[name], 2)
         require_same_model(tmp_path / name / "model", tmp_path / f"{name}-one" / "model")
-    require_close(tmp_path / "begun", tmp_path / "llama-one")
     require_equal(checkpoint(tmp_path / "stopped", 9), checkpoint(tmp_path / "llama", 9))
 
 
@@ -82,9 +89,15 @@ def test_four_processes_divide_layers_and_batches(tmp_path: Path) -> None:
     jobs.add(go_on, resume=True)
     # weights are divided over the ranks that share batches (0), or copied (1)
     shards = random.sample((0, 1, random.choice((0, 1))), 3)
-    more = {name: ("parallel.tensor=2", f"parallel.shard={n}") for name, n in zip(given, shards, strict=True)}
+    more: dict[str, tuple[str, ...]] = {
+        name: ("parallel.tensor=2", f"parallel.shard={n}") for name, n in zip(given, shards, strict=True)
+    }
     given["wide"] = (*given["gpt"], "model.config.n_head=4")
     more["wide"] = ("parallel.tensor=4", "parallel.vocabulary=false")
+    # columns of each expert by two ranks, and half of the experts by two of these pairs, or all by each
+    for (name, some), spread in zip(drawn(MIXED, WHOLE, (1, 2)).items(), random.sample((1, 2), 2), strict=True):
+        given[name] = some
+        more[name] = ("parallel.tensor=2", f"parallel.expert={spread}", f"parallel.shard={random.choice((0, 1))}")
     for name, some in given.items():
         loop.run(recipe(tmp_path, f"{name}-one", *some))
         made[name] = recipe(tmp_path, name, *some, *more[name])
@@ -92,10 +105,15 @@ def test_four_processes_divide_layers_and_batches(tmp_path: Path) -> None:
     jobs.run(4)
     for name in given:
         require_close(tmp_path / name, tmp_path / f"{name}-one")
-        assert by_kind(tmp_path / f"{name}.json", "tensor") == billed(made[name], 4)
+        said = billed(made[name], 4)
+        if name in MIXED:
+            said["data"] += padding(made[name], 2)
+        assert by_kind(tmp_path / f"{name}.json", 4, "tensor") == said
+        require_same_model(tmp_path / name / "model", tmp_path / f"{name}-one" / "model")
     require_close(tmp_path / "go-on", tmp_path / "llama-one")
 
 
+GPT_OSS = {"model_type": "gpt_oss", "num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2}
 BASE = {"hidden_size": 12, "intermediate_size": 12, "num_hidden_layers": 2, "num_attention_heads": 6, "vocab_size": 40}
 
 
@@ -107,6 +125,7 @@ BASE = {"hidden_size": 12, "intermediate_size": 12, "num_hidden_layers": 2, "num
         ({"model_type": "llama", "num_attention_heads": 3}, 2, r"n_heads = 3 must be a multiple of 2"),
         ({"model_type": "llama", "intermediate_size": 15}, 2, r"d_ff = 15 must be a multiple of 2"),
         ({"model_type": "olmo2", "vocab_size": 40}, 2, r"\(Attention\): q_norm is over all heads"),
+        (GPT_OSS, 2, r"\(MixtureOfExperts\): each rank would add the biases of its last maps"),
         ({"model_type": "mamba2"}, 2, r"\(Mamba2\): ranks cannot compute it together"),
         ({"model_type": "gptj"}, 2, r"\(Parallel\): ranks cannot compute it together"),
         ({"model_type": "t5"}, 2, r"reads source too"),

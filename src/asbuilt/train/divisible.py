@@ -77,6 +77,26 @@ def require_stages(model: spec.Model, recipe: Recipe) -> None:
     if stages > 1 and (why := _not_staged(model, recipe)):
         fix = "leave it at 1, or divide by parallel.tensor or parallel.shard"
         raise InputError(why, field="parallel.pipeline", value=stages, fix=fix)
+    require_chunks(model, recipe)
+
+
+def require_chunks(model: spec.Model, recipe: Recipe) -> None:
+    """Raises InputError unless blocks and micro-batches divide into equal chunks and whole rounds."""
+    ranks, chunks, micro_batches = recipe.parallel.pipeline, recipe.parallel.interleave, recipe.step.accumulate
+    if chunks == 1:
+        return
+    if ranks == 1:
+        problem, allowed = "parallel.pipeline = 1 has no stages", "1"
+    elif model.n_layers % (ranks * chunks):
+        problem = f"{ranks} ranks x {chunks} chunks must divide the model's {model.n_layers} blocks"
+        whole = [n for n in range(1, model.n_layers + 1) if model.n_layers % (ranks * n) == 0]
+        allowed = " or ".join(map(str, whole or [1]))
+    elif micro_batches % ranks:
+        problem = f"step.accumulate = {micro_batches} must be a multiple of parallel.pipeline = {ranks}"
+        allowed = "1"
+    else:
+        return
+    raise InputError(problem, field="parallel.interleave", value=chunks, allowed=allowed)
 
 
 def _not_staged(model: spec.Model, recipe: Recipe) -> str:
@@ -132,6 +152,16 @@ def _gated(part: spec.GatedMLP, own: spec.GatedMLP) -> str:
     return "its sparsity is by the mean over all columns" if part.sparsity is not None else ""
 
 
+def _mixture(part: spec.MixtureOfExperts, own: spec.MixtureOfExperts) -> str:
+    # its sum is one over the ranks, at its end: what comes before must be linear in a rank's part
+    if part.bias or part.latent_bias or (part.shared is not None and part.shared.bias):
+        return "each rank would add the biases of its last maps"
+    for name in ("post_norm", "shared_post_norm"):
+        if getattr(part, name) is not None:
+            return f"{name} is of a sum over the ranks"
+    return ""
+
+
 def _embedding(part: spec.TokenEmbedding, own: spec.TokenEmbedding) -> str:
     if part.ngrams is not None:
         return "tables of n-grams are not divided; parallel.vocabulary=false leaves them whole"
@@ -165,6 +195,7 @@ CHECKS: dict[type[Part], Callable[[Any, Any], str]] = {
     spec.Attention: _attention,
     spec.MLP: _plain,
     spec.GatedMLP: _gated,
+    spec.MixtureOfExperts: _mixture,
     spec.TokenEmbedding: _embedding,
     spec.Head: _plain,
     spec.TiedHead: _plain,

@@ -223,7 +223,9 @@ class Parallel:
     tensor: int = 1
     """Neighbouring ranks that compute each layer together, each with its heads and columns."""
     pipeline: int = 1
-    """Stages that a model's blocks are cut into, through which the micro-batches of a step pass (1F1B)."""
+    """Ranks that a model's blocks are cut over, through which the micro-batches of a step pass (1F1B)."""
+    interleave: int = 1
+    """Stages of each of these ranks: its blocks are so many chunks, and each micro-batch passes it as often."""
     context: int = 1
     """Ranks that divide each sequence; 1, since the loop does not have them (`asbuilt plan train --cp` plans them)."""
     expert: int = 1
@@ -232,8 +234,10 @@ class Parallel:
     """Whether ranks that compute layers together divide embedding, head and loss by the vocabulary too."""
 
     def __post_init__(self) -> None:
-        for name, least in (("ranks", 0), ("shard", 0), ("tensor", 1), ("pipeline", 1), ("expert", 1)):
-            require_from(f"parallel.{name}", getattr(self, name), least)
+        for name in ("ranks", "shard"):
+            require_from(f"parallel.{name}", getattr(self, name), 0)
+        for name in ("tensor", "pipeline", "interleave", "expert"):
+            require_from(f"parallel.{name}", getattr(self, name), 1)
         if self.context != 1:
             raise InputError(
                 "not trained yet: PyTorch's knows the attention kernels of CUDA alone",

@@ -85,7 +85,8 @@ def train_step(
         if routing.weighs:  # means over the tokens of all ranks, each of which has an equal number
             weight = ranks.total(batch.counted) / max(1, counted) / ranks.count
             more = routing.loss(weight, len(batch.ids), ranks)
-        (total if more is None else total + more).backward()
+        # ranks that compute layers together sum their gradients of what routers read, each of which is that of all
+        (total if more is None else total + more / ranks.together).backward()
         nats += loss.nats
     ranks.finish()
     held = optimizer.parameters

@@ -17,7 +17,7 @@ from asbuilt.train.divisible import tensor_share
 from asbuilt.train.many.expert import mixtures, spread_experts, stacks
 from asbuilt.train.many.extent import Extent, extents
 from asbuilt.train.many.group import Group, Held
-from asbuilt.train.many.pipeline import Staged, cut
+from asbuilt.train.many.pipeline import Staged, chunks_of, cut
 from asbuilt.train.many.state import stored
 from asbuilt.train.many.tensor import compute_together, partial_weights, share
 
@@ -32,7 +32,7 @@ def divide(model: Model, group: Group, vocabulary: bool = True) -> Model:
         compute_together(model, whole, group.mesh.get_group("tensor"))
     separate(model)
     if group.stages > 1:
-        cut(model, group.stage, group.stages)
+        cut(model, chunks_of(whole.n_layers, group))
         places = {path: places[path] for path in places if path in stored(model)}
     of_experts: dict[str, Extent] = {}
     if group.expert > 1:

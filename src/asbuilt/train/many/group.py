@@ -55,6 +55,7 @@ class Arrangement(NamedTuple):
     tensor: int = 1
     expert: int = 1  # of the ranks that share batches
     stages: int = 1
+    chunks: int = 1  # of the blocks of a rank of the pipeline
 
     @property
     def data(self) -> int:
@@ -96,6 +97,7 @@ class Group(Ranks):
     def __init__(self, at: Arrangement, device: str) -> None:
         self.at = at
         self.shard, self.tensor, self.expert, self.stages = at.shard, at.tensor, at.expert, at.stages
+        self.chunks = at.chunks
         dense, spread = (at.stages, *at[:3]), (at.stages, *at.of_experts, at.expert, at.tensor)
         self.mesh = mesh = init_device_mesh(device, dense, mesh_dim_names=MESH)
         self.spread = init_device_mesh(device, spread, mesh_dim_names=(*MESH[:3], "expert", "tensor"))
@@ -260,7 +262,7 @@ def arranged(recipe: Recipe, ranks: int) -> Arrangement:
         raise InputError(
             "not for many ranks", field="optimizer.name", value=recipe.optimizer.name, allowed=" or ".join(OPTIMIZERS)
         )
-    return Arrangement(data // shard, shard, given.tensor, given.expert, given.pipeline)
+    return Arrangement(data // shard, shard, given.tensor, given.expert, given.pipeline, given.interleave)
 
 
 # Their updates are elementwise: a part of a weight needs nothing of the others.

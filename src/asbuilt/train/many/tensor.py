@@ -2,8 +2,9 @@
 
 A map whose rows are divided (`split` "out") needs nothing of the others; the results of one whose columns are divided
 are summed over the ranks. What a divided body reads is the same on all ranks, and its gradient is summed: one sum
-forward and one backward (Shoeybi et al. 2019, arXiv 1909.08053, section 3). Of a weight inside that every rank has
-whole, such as a norm of each head, every rank has a part of the gradient; they are summed once a step.
+forward and one backward (Shoeybi et al. 2019, arXiv 1909.08053, section 3). A mixture of experts is summed once too,
+at its end: every rank routes all rows, and has columns of each expert. Of a weight inside that every rank has whole,
+such as a norm of each head or a router's, every rank has a part of the gradient; they are summed once a step.
 
 Shapes: rows N, width M, a rank's part of the vocabulary V.
 """
@@ -23,6 +24,7 @@ from asbuilt import spec
 from asbuilt.nn.block import Branch
 from asbuilt.nn.build import build, stored_tensors
 from asbuilt.nn.embedding import TokenEmbedding
+from asbuilt.nn.experts import MixtureOfExperts
 from asbuilt.nn.head import Head
 from asbuilt.nn.linear import Linear, Matrix
 from asbuilt.nn.model import Model
@@ -107,6 +109,8 @@ def compute_together(model: Model, whole: spec.Model, group: ProcessGroup) -> No
     """Has a model of a rank's share of `whole` compute what the whole one does, with the other ranks of the group."""
     for path, body in _bodies(model, whole):
         body.register_forward_pre_hook(partial(_enter, group))
+        if isinstance(body, MixtureOfExperts):
+            body.register_forward_hook(partial(_leave, group))
         for name, one in _maps(whole.at(path)).items():
             linear = body.get_submodule(name)
             if one.plain.split == "in":
@@ -151,6 +155,10 @@ def _bodies(model: Model, whole: spec.Model) -> Iterator[tuple[str, nn.Module]]:
 
 def _enter(group: ProcessGroup, body: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
     return copied(given[0], group), *given[1:]
+
+
+def _leave(group: ProcessGroup, body: nn.Module, given: tuple[Any, ...], made: Tensor) -> Tensor:
+    return summed(made, group)
 
 
 def _product(of: Linear, group: ProcessGroup, x: Tensor) -> Tensor:
