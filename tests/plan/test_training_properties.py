@@ -8,7 +8,7 @@ from typing import Any
 
 import strategies
 from formulas import every_section
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
@@ -22,7 +22,21 @@ from asbuilt.plan.train.optimizers import OPTIMIZERS
 from asbuilt.plan.train.plan import Trial, attempt
 from asbuilt.plan.train.shares import OWN_CHECKPOINTING
 from asbuilt.plan.train.stages import OFFLOADS, StageMemory
-from asbuilt.spec import Model, Pass
+from asbuilt.spec import (
+    MLP,
+    Attention,
+    Block,
+    Branch,
+    LanguageModel,
+    Model,
+    Parallel,
+    Pass,
+    PerLayerEmbedding,
+    PerLayerInput,
+    RMSNorm,
+    TiedHead,
+    TokenEmbedding,
+)
 
 H100 = machines.find("h100-sxm")
 MODELS = strategies.specs(max_blocks=2) | strategies.translators()
@@ -128,7 +142,25 @@ def test_the_time_of_a_step_is_its_parts(job: tuple[Subject, Options]) -> None:
         assert step.communication[name].bytes == 0 or getattr(job[1], degree) > 1
 
 
+def scaled_before_saved() -> Model:
+    """A first block that saves the stream only as scaled, so that the per-layer embedding alone saves what it reads."""
+    both = Parallel(
+        attention=Attention(d_model=2, n_heads=1, n_kv_heads=1, d_head=1),
+        ffn=MLP(d_model=2, d_ff=1, activation="relu"),
+        input_scales=(0.6, 0.6),
+    )
+    vector = PerLayerInput(d_model=2, d=1, activation="relu")
+    return LanguageModel(
+        embedding=TokenEmbedding(n_vocab=2, d_model=2),
+        per_layer=PerLayerEmbedding(n_vocab=1, n_layers=1, d=1, d_model=2, norm=RMSNorm(d=1)),
+        blocks=(Block(branches=(Branch(name="both", body=both), Branch(name="vector", body=vector))),),
+        head=TiedHead(d_model=2, n_vocab=2),
+        max_positions=64,
+    )
+
+
 @given(MODELS, st.integers(2, 12), st.integers(1, 3))
+@example(scaled_before_saved(), 2, 1)
 @settings(max_examples=20)
 def test_one_device_has_what_the_bill_says(spec: Model, tokens: int, batch: int) -> None:
     subject, run = Subject(spec), Pass(tokens=tokens, batch=batch)

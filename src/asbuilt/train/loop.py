@@ -43,6 +43,7 @@ from asbuilt.train.experts import Routing
 from asbuilt.train.export import ADAPTER, EXPORTED, export
 from asbuilt.train.image_texts import contrastive_data
 from asbuilt.train.norms import Norms, Watched
+from asbuilt.train.offload import HOST, require_apart
 from asbuilt.train.optimizer import Optimizers, optimizers
 from asbuilt.train.precision import AUTOCAST, faster
 from asbuilt.train.ranks import ALONE, Ranks
@@ -220,8 +221,13 @@ class Run:
         return nbytes / counted if counted else None
 
 
-def prepare(recipe: Recipe, divide: Callable[[Model], Model] = lambda model: model) -> Run:
-    """Returns a run at its beginning: data read, model built, initialised, and divided over devices by `divide`."""
+def prepare(recipe: Recipe, divide: Callable[[Model], Model] = lambda model: model, device: torch.device = HOST) -> Run:
+    """Returns a run at its beginning: data read, model built, initialised, and divided over devices by `divide`.
+
+    `device` is where that leaves the model.
+    """
+    if recipe.step.offload:
+        require_apart(device)
     data, vocabulary, note = read_data(recipe, Path(recipe.run.out))
     reading = described(recipe, vocabulary.n_vocab, vocabulary.end_id)
     # refuse before anything is built
@@ -251,7 +257,7 @@ def prepare(recipe: Recipe, divide: Callable[[Model], Model] = lambda model: mod
         recipe=recipe,
         model=model,
         data=data,
-        optimizer=optimizers(model, recipe.optimizer, recipe.model.base_width),
+        optimizer=optimizers(model, recipe.optimizer, recipe.model.base_width, offload=recipe.step.offload),
         reading=reading,
         vocabulary=vocabulary,
         note=note,

@@ -5,8 +5,8 @@ Weight decay pulls matrices towards 0; vectors (gains, biases) and, unless asked
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from asbuilt.nn.model import Model
 from asbuilt.plan.train.optimizers import orthogonal
 from asbuilt.spec.part import Role, stored_weights
 from asbuilt.train.eight_bit import AdamW8bit
+from asbuilt.train.offload import HOST, Offloaded
 from asbuilt.train.settings import Optimizer as Settings
 from asbuilt.train.width import Scales, scales
 
@@ -24,33 +25,59 @@ ADAM = ("adamw", "adamw-8bit")
 
 
 class Optimizers:
-    """One or more of PyTorch's optimizers that step together, with the peak learning rate of each."""
+    """One or more of PyTorch's optimizers that step together, with the peak learning rate of each.
 
-    def __init__(self, made: Iterable[tuple[torch.optim.Optimizer, float]]) -> None:
-        self.made = list(made)
+    If they are `offloaded`, they step on its copies of the model's parameters.
+    """
+
+    def __init__(self, made: Iterable[tuple[torch.optim.Optimizer, float]], offloaded: Offloaded | None = None) -> None:
+        self.made, self.offloaded = list(made), offloaded
 
     def step(self, factor: float = 1.0, excess: Tensor | None = None) -> None:
         """Steps them at the peak learning rates times `factor`, after dividing the gradients by `excess`, if given.
 
         A fused kernel divides as it reads them, and writes them back: one pass over all gradients less.
         """
+        if self.offloaded is not None:
+            self.offloaded.bring()
         for one, peak in self.made:
             for group in one.param_groups:
                 group["lr"] = peak * group.get("scale", 1.0) * factor
             if excess is None:
                 one.step()
             else:
-                _step_divided(one, excess)
+                _step_divided(one, excess if self.offloaded is None else excess.to(HOST))
+        if self.offloaded is not None:
+            self.offloaded.give()
 
     def zero_grad(self) -> None:
         """Frees all gradients."""
-        for one, _ in self.made:
-            one.zero_grad(set_to_none=True)
+        for parameter in self.parameters:
+            parameter.grad = None
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """All parameters that are stepped."""
-        return [parameter for one, _ in self.made for group in one.param_groups for parameter in group["params"]]
+        """All parameters of the model that are trained."""
+        stepped = [parameter for one, _ in self.made for group in one.param_groups for parameter in group["params"]]
+        return stepped if self.offloaded is None else [self.offloaded.originals[one] for one in stepped]
+
+    def states(self) -> Iterator[tuple[Tensor, dict[str, Any]]]:
+        """Yields the model's parameters that have a state, with it."""
+        for one, _ in self.made:
+            for stepped, state in one.state.items():
+                yield self._original(stepped), state
+
+    def restore(self, states: Mapping[Tensor, dict[str, Any]]) -> None:
+        """Puts states back, by the model's parameters, whose weights have been put back already."""
+        if self.offloaded is not None:
+            self.offloaded.read()
+        for one, _ in self.made:
+            for group in one.param_groups:
+                for stepped in group["params"]:
+                    one.state[stepped] = states.get(self._original(stepped), {})
+
+    def _original(self, stepped: Tensor) -> Tensor:
+        return stepped if self.offloaded is None else self.offloaded.originals[stepped]
 
 
 def _step_divided(one: torch.optim.Optimizer, excess: Tensor) -> None:
@@ -68,11 +95,17 @@ def _step_divided(one: torch.optim.Optimizer, excess: Tensor) -> None:
     one.step()
 
 
-def optimizers(model: Model, given: Settings, base_width: int = 0) -> Optimizers:
-    """Returns the optimizers of a model's trainable parameters, with muP from a base width, if there is one."""
+def optimizers(model: Model, given: Settings, base_width: int = 0, *, offload: bool = False) -> Optimizers:
+    """Returns the optimizers of a model's trainable parameters, with muP from a base width, if there is one.
+
+    With `offload` their state lies in host memory, and they step there.
+    """
     if base_width and given.name not in ADAM:
         raise InputError("muP's scales are Adam's", field="optimizer.name", value=given.name, allowed=one_of(ADAM))
-    held = trainable(model)
+    held, offloaded = trainable(model), None
+    if offload:
+        offloaded = Offloaded(one.parameter for one in held)
+        held = [one._replace(parameter=offloaded.copies[one.parameter]) for one in held]
     scaled = scales(model.spec, base_width)
     matrices = [one for one in held if given.name == "muon" and one.matrix]
     rest = [one for one in held if one not in matrices]
@@ -80,7 +113,7 @@ def optimizers(model: Model, given: Settings, base_width: int = 0) -> Optimizers
     if matrices:
         muon = torch.optim.Muon((one.parameter for one in matrices), lr=given.muon_lr, weight_decay=given.weight_decay)
         made.append((muon, given.muon_lr))
-    return Optimizers(made)
+    return Optimizers(made, offloaded)
 
 
 class Trained(NamedTuple):

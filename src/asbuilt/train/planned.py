@@ -8,6 +8,7 @@ from asbuilt.plan.train import TrainPlan, train
 from asbuilt.spec import Model
 from asbuilt.train.divisible import copies, require_spread, require_stages, tensor_share
 from asbuilt.train.loss import CHUNK
+from asbuilt.train.offload import HOST, require_apart
 from asbuilt.train.recipe import Recipe
 from asbuilt.train.settings import Precision
 
@@ -22,6 +23,8 @@ def planned(recipe: Recipe, spec: Model, machine: Machine, *, narrow: bool = Fal
     """
     data, step, tune, given = recipe.data, recipe.step, recipe.tune, recipe.parallel
     ranks, shares = ranks_of(recipe), shares_of(recipe)
+    if step.offload and machine.kind == "cpu":
+        require_apart(HOST)
     own = tensor_share(spec, given.tensor, given.vocabulary)
     require_spread(spec, given.expert)
     require_stages(spec, recipe)
@@ -47,6 +50,7 @@ def planned(recipe: Recipe, spec: Model, machine: Machine, *, narrow: bool = Fal
         dtype="bf16" if narrow else "fp32",  # of weights, gradients and state; autocast narrows products alone
         gradient_dtype="fp32",
         checkpointing=step.checkpointing,
+        offload="optimizer" if step.offload else "none",
         chunked_loss=max(1, -(-targets // rows)),
         loss="asbuilt",
         lora=tune.rank if tune.adapters else None,

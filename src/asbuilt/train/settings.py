@@ -163,7 +163,7 @@ class Step:
     checkpointing: Checkpointing = "none"
     """Activation checkpointing: none, selective or full."""
     offload: bool = False
-    """Whether the optimizer's states lie on the host: false, the loop cannot; `plan train --offload` plans it."""
+    """Whether the optimizer's state is in host memory, and its step there: for devices with memory of their own."""
     compile: bool = False
     """Whether torch.compile makes kernels of the blocks: takes a minute at the start, and a C++ compiler."""
 
@@ -173,14 +173,6 @@ class Step:
         require_from("step.z_loss", self.z_loss, 0.0)
         require_among("step.precision", self.precision, PRECISIONS)
         require_among("step.checkpointing", self.checkpointing, CHECKPOINTING)
-        if self.offload:
-            raise InputError(
-                "not trained yet: states of a CUDA device alone can lie elsewhere, and none has proved it",
-                field="step.offload",
-                value=True,
-                allowed="false",
-                fix="save memory by optimizer.name=adamw-8bit or parallel.shard; plan train --offload plans it",
-            )
         if self.compile and self.checkpointing != "none":
             problem = "blocks that are compiled keep what the compiler chooses"
             raise InputError(problem, field="step.checkpointing", value=self.checkpointing, allowed="none")

@@ -114,10 +114,7 @@ def load_state(checkpoint: Path, model: Model, optimizer: Optimizers) -> Positio
     with torch.no_grad():
         for path, tensor in changing(model).items():
             tensor.copy_(weights[path])
-    for one, _ in optimizer.made:
-        for group in one.param_groups:
-            for parameter in group["params"]:
-                one.state[parameter] = restored.get(parameter, {})
+    optimizer.restore(restored)
     _restore_random(state)
     return Position(**document["position"])
 
@@ -127,20 +124,19 @@ def _optimizer_state(model: Model, optimizer: Optimizers) -> tuple[dict[str, Ten
     paths: dict[Tensor, str] = {parameter: path for path, parameter in model.named_parameters()}
     tensors: dict[str, Tensor] = dict(_random_state())
     numbers: dict[str, Any] = {}
-    for one, _ in optimizer.made:
-        for parameter, held in one.state.items():
-            for name, value in held.items():
-                if isinstance(value, Tensor):
-                    tensors[f"{paths[parameter]}/{name}"] = value.detach().contiguous()
-                else:
-                    numbers.setdefault(paths[parameter], {})[name] = value
+    for parameter, held in optimizer.states():
+        for name, value in held.items():
+            if isinstance(value, Tensor):
+                tensors[f"{paths[parameter]}/{name}"] = value.detach().contiguous()
+            else:
+                numbers.setdefault(paths[parameter], {})[name] = value
     return tensors, numbers
 
 
 def _restored(
     parameters: dict[str, nn.Parameter], state: dict[str, Tensor], numbers: dict[str, Any], where: Path
-) -> dict[nn.Parameter, dict[str, Any]]:
-    restored: dict[nn.Parameter, dict[str, Any]] = {}
+) -> dict[Tensor, dict[str, Any]]:
+    restored: dict[Tensor, dict[str, Any]] = {}
     for key, value in state.items():
         path, _, name = key.rpartition("/")
         if key.startswith(RANDOM):

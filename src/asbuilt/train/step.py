@@ -101,6 +101,8 @@ def train_step(
     optimizer.step(factor, excess)
     if isinstance(batches[0], ImageTexts):
         limit_temperature(model)
+        if optimizer.offloaded is not None:
+            optimizer.offloaded.read()
     routing.gather(ranks)
     routing.correct()
     paired = isinstance(batches[0], Preferences | ImageTexts)

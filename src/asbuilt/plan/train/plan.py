@@ -61,6 +61,9 @@ class Trial:
 
 def attempt(subject: Subject, machine: Machine, options: Options) -> Trial:
     """Returns the trial of `options`; raises InputError for impossible ones."""
+    if options.offload != "none" and (machine.kind == "cpu" or machine.shared_memory):
+        problem = f"{machine.name} has no memory beside the host's"
+        raise InputError(problem, field="offload", value=options.offload, allowed="none", fix="leave it out")
     found = subject.stages(options)
     step = TrainingStep(
         stages=found,

@@ -94,7 +94,7 @@ def shares(
 
     With `adapters` the spec is one that has them. Raises InputError where a part cannot be divided as asked.
     """
-    view, fold = known(spec), _Fold(recipe, adapters, at, kept, _read_in_blocks(spec))
+    view, fold = known(spec), _Fold(recipe, adapters, at, kept, _read_in_blocks(spec, at.local))
     root = view.tree(at.placement)
     kinds: dict[str, int] = {}
     pieces: list[Piece] = []
@@ -145,10 +145,18 @@ def _order(root: Node, order: tuple[int, ...], kinds: dict[str, int]) -> Iterato
     yield from (kinds[f"blocks.{kind}"] for kind in order if f"blocks.{kind}" in kinds)
 
 
-def _read_in_blocks(spec: Model) -> frozenset[str]:
-    """Returns the paths of what reads the input of a block's part, which that block saves."""
-    models = [(f"{at}." if at else "", part) for at, part in walk(spec) if isinstance(part, Model)]
-    return frozenset(f"{at}{second}" for at, part in models for second, _ in memory(part).same_input())
+def _read_in_blocks(spec: Model, run: Pass) -> dict[str, bool]:
+    """Returns the paths of what reads another piece's input, and whether that piece saves it; a repeated block does.
+
+    A block that is not repeated saves no input that it scales first.
+    """
+    found: dict[str, bool] = {}
+    for at, part in walk(spec):
+        for second, first in memory(part).same_input() if isinstance(part, Model) else ():
+            blocks = ((name, child) for name, child in part.children() if first.startswith(f"{name}."))
+            saved = all(f"{first}:input" in cost.saved_tensors(block, run, name) for name, block in blocks)
+            found[f"{at}.{second}" if at else second] = saved
+    return found
 
 
 def stack(path: str) -> str:
@@ -204,11 +212,18 @@ class _Fold:
     adapters: Adapters | None
     at: Slice
     kept: dict[tuple[object, ...], Piece]
-    read: frozenset[str] = frozenset()  # pieces outside the blocks whose input a block's piece saves, by path
+    read: dict[str, bool] = field(default_factory=dict)  # pieces whose input another one saves, always or if repeated
 
     def piece(self, node: Node) -> Piece:
         """Returns one device's share of a single node and everything below it."""
-        key = (stack(node.path), node.path in self.read, node.whole, self.recipe, self.adapters, replace(self.at, ep=1))
+        key = (
+            stack(node.path),
+            self.read.get(node.path),
+            node.whole,
+            self.recipe,
+            self.adapters,
+            replace(self.at, ep=1),
+        )
         if key not in self.kept:
             self.kept[key] = replace(self, at=replace(self.at, ep=1)).made(node)
         alike = self.kept[key]
@@ -237,11 +252,12 @@ class _Fold:
         results = full + listed(node, self.at) if inside else own
         kept = {"none": own, "selective": own - remade, "full": full}
         kept |= {"megatron-selective": own, "torchtitan-op": min(own, results)}
+        outer = dict.fromkeys(CHECKPOINTING, own) | {"full": own - self._saved_again(node)}
         sums, again, measured = self._sums(node)
         return Piece(
             dense=self._state_of(node, spread=False),
             experts=self._state_of(node, spread=True),
-            kept=kept if inside else dict.fromkeys(CHECKPOINTING, own),
+            kept=kept if inside else outer,
             shared=shared,
             lent=self._lent(node),
             temporary=memory(node.own).peak_bytes(run),
@@ -327,7 +343,7 @@ class _Fold:
         run, dropped = self.at.local, cost.recomputed_tensors(node.own, node.path)
         own, remade, shared = 0, 0, {}
         for key, tensor in cost.saved_tensors(node.own, run, node.path).items():
-            if node.path in self.read and key == f"{node.path}:input":
+            if self.read.get(node.path) and key == f"{node.path}:input":
                 continue
             nbytes = tensor.nbytes(run.width)
             if tensor.shared:
@@ -337,6 +353,15 @@ class _Fold:
             own += nbytes
             remade += nbytes if key in dropped else 0
         return own, remade, shared
+
+    def _saved_again(self, node: Node) -> int:
+        """Returns the bytes of a piece's input that another one saves too, if it is repeated."""
+        if self.read.get(node.path, True):
+            return 0
+        nbytes = cost.saved_tensors(node.own, self.at.local, node.path)[f"{node.path}:input"].nbytes(
+            self.at.local.width
+        )
+        return split(nbytes, self.at.by_tokens)
 
     def _lent(self, node: Node) -> dict[str, int]:
         """Returns the bytes that repeated blocks keep for each other, by name."""

@@ -95,13 +95,12 @@ class Section:
         """State of the experts held here, before ZeRO."""
         return sum((piece.experts.times(count) for piece, count in self.counted), State())
 
-    @cached_property
-    def outside(self) -> int:
-        """Bytes of one micro-batch saved outside the blocks, and of tensors that all blocks of a stack share."""
+    def outside(self, way: Checkpointing) -> int:
+        """Returns the bytes of one micro-batch saved outside the blocks, and of tensors that a stack's blocks share."""
         together: dict[str, int] = {}
         for piece, _ in self.counted:
             together |= piece.shared
-        return sum(piece.kept["none"] for piece in self.outer) + sum(together.values())
+        return sum(piece.kept[way] for piece in self.outer) + sum(together.values())
 
     @cached_property
     def lent(self) -> int:
@@ -249,7 +248,7 @@ class StageMemory:
     def outside(self) -> int:
         """Bytes saved outside the blocks, and of tensors that blocks share, or need again when they are repeated."""
         lent = self.section.lent if self.job.checkpointing != "none" else 0
-        return self.outer_in_flight * (self.section.outside + lent)
+        return self.outer_in_flight * (self.section.outside(self.job.checkpointing) + lent)
 
     @cached_property
     def logits(self) -> int:

@@ -32,7 +32,8 @@ def run(recipe: Recipe, *, resume: bool = False, report: Report = lambda _: None
     resume = resume or (restarted() and Path(recipe.run.out).is_dir())
     with joined(recipe) as group:
         last = group.agree(partial(beginning, recipe, resume))
-        made = loop.prepare(recipe, partial(divide, group=group, vocabulary=recipe.parallel.vocabulary))
+        divided = partial(divide, group=group, vocabulary=recipe.parallel.vocabulary)
+        made = loop.prepare(recipe, divided, group.device)
         made.ranks = group
         if last is not None:
             made.position = load_state(Path(last), made.model, made.optimizer, group)

@@ -66,6 +66,7 @@ def load_state(checkpoint: Path, model: Model, optimizer: Optimizers, group: Gro
     document, held = read_document(checkpoint), group.held
     reader = HuggingFaceStorageReader(str(checkpoint))
     parameters = dict(model.named_parameters())
+    stepped = {} if optimizer.offloaded is None else optimizer.offloaded.copies  # where state is made
     found = {key: one for key, one in sizes(reader, checkpoint).items() if not key.startswith(RANDOM)}
     whole = {path: torch.empty(weight.shape, device="meta") for path, weight, _ in stored_weights(held.spec)}
     if adapted(model):
@@ -80,7 +81,7 @@ def load_state(checkpoint: Path, model: Model, optimizer: Optimizers, group: Gro
         if slash and path in parameters:
             extent = held.extents[path]
             alike = like.shape == extent.shape and like.dim() > 0  # else it is a number, or has a shape of its own
-            mine = parameters[path].detach()
+            mine = stepped.get(parameters[path], parameters[path]).detach()
             state[key] = torch.zeros_like(mine) if alike else torch.empty(like.shape, dtype=like.dtype)
             pieces[key] = Piece.of(state[key], extent if alike else whole_of(tuple(like.shape)))
     load(dict(pieces), storage_reader=reader)
@@ -88,10 +89,7 @@ def load_state(checkpoint: Path, model: Model, optimizer: Optimizers, group: Gro
     for key, value in state.items():
         path, _, name = key.rpartition("/")
         restored.setdefault(parameters[path], {})[name] = value
-    for one, _ in optimizer.made:
-        for each in one.param_groups:
-            for parameter in each["params"]:
-                one.state[parameter] = restored.get(parameter, {})
+    optimizer.restore(restored)
     return Position(**document["position"])
 
 
@@ -145,7 +143,6 @@ def _optimizer_pieces(model: Model, optimizer: Optimizers, places: dict[str, Ext
         f"{paths[parameter]}/{name}": Piece.of(
             value, places[paths[parameter]] if value.shape == parameter.shape else whole_of(tuple(value.shape))
         )
-        for one, _ in optimizer.made
-        for parameter, held in one.state.items()
+        for parameter, held in optimizer.states()
         for name, value in held.items()
     }
