@@ -65,6 +65,7 @@ def test_shares() -> None:
         (measured(DECODE | {"figure": "decode after 0 tokens"}, PREFILL), "efficiency: rows"),
         (measured(DECODE, PREFILL | {"figure": "prefill, many tokens"}), "efficiency: rows"),
         (measured(DECODE, PREFILL, dtype="bf17"), "dtype"),
+        (measured(DECODE, PREFILL, machine={"machine": {}, "stacks": {"layers": {}}}), "efficiency"),
     ],
     ids=lambda value: str(value)[-60:],
 )

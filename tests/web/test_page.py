@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import random
 import shlex
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,24 +55,6 @@ UNNAMED = """[...document.querySelectorAll('input, select, button, svg, section,
   .filter((one) => !(one.labels?.length || one.textContent.trim() && one.tagName === 'BUTTON'
     || one.getAttribute('aria-label') || document.getElementById(one.getAttribute('aria-labelledby'))))
   .map((one) => one.outerHTML.slice(0, 100))"""
-
-
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    words = [sys.executable, "-m", "asbuilt", "web", MODEL, "--no-open", "--port", "0"]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, bufsize=1, env=None)
-    assert process.stdout is not None
-    try:
-        yield process.stdout.readline().split()[0]
-    finally:
-        process.terminate()
-        process.wait(20)
-
-
-@pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    with browser.browser(tmp_path_factory.mktemp("profile")) as opened:
-        yield opened
 
 
 def shown(page: Page, figure: str) -> list[str]:

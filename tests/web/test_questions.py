@@ -7,13 +7,16 @@ import random
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 
 from asbuilt.checkpoint.source import open_model
 from asbuilt.cli.main import cli
+from asbuilt.cli.plan import plan as commands
 from asbuilt.errors import InputError
 from asbuilt.families import write_config
+from asbuilt.web import options as offered
 from asbuilt.web import questions
 
 
@@ -38,7 +41,14 @@ def test_documents_are_those_of_the_command_line(model: str) -> None:
 
 
 def words_of(options: dict[str, Any]) -> list[str]:
-    return [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    """Returns options as they are typed; "yes" and "no" are those of a switch."""
+    flags = {"yes": "--", "no": "--no-"}
+    return [
+        word
+        for name, value in options.items()
+        for dashed in (name.replace("_", "-"),)
+        for word in ([flags[value] + dashed] if value in flags else [f"--{dashed}", str(value)])
+    ]
 
 
 @pytest.mark.parametrize("model", ["smollm2-135m", "gpt-oss-20b"])
@@ -57,6 +67,112 @@ def test_workloads_and_layouts_are_those_of_the_command_line(model: str, by: str
     served = wanted["workload"]["middle"]
     assert served["first_token"]["median"] <= served["first_token"]["p95"]
     assert wanted["layouts"] or not served["sustained"]
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "options"),
+    [
+        (
+            "qwen3-30b-a3b",
+            "rtx-4090",
+            {"n_gpu_layers": random.randint(30, 40), "n_cpu_moe": 45, "cpu": "epyc-9654", "host": "50GB/s"},
+        ),
+        ("llama-3-8b", "l4", {"n_gpu_layers": 9, "cpu": "memory=64GB,bandwidth=80GB/s,fp32=1T", "engine": "llama.cpp"}),
+        ("llama-3-8b", "h100-sxm-3g.40gb", {"lora": random.randint(2, 9), "lora_rank": 8, "lora_targets": "q, v"}),
+        ("llama-3-8b", "h100-sxm,bf16=800T", {"kv_host": f"{random.randint(20, 90)}GiB", "context": "4k"}),
+        ("llama-3-70b", "l4", {"any_vendor": "yes", "users": 3}),
+        (
+            "gpt-oss-20b",
+            "l40s",
+            {
+                "utilisation": 0.8,
+                "reserve": "1GiB",
+                "workspace": "0",
+                "page": "no",
+                "windows": "full",
+                "count": "nearest",
+            }
+            | {"flops": "2n", "memory": "vendor", "prompt": "1k", "compute_efficiency": 0.5, "targets": "minimum"},
+        ),
+        (
+            "smollm2-135m",
+            "l4",
+            {"input_tokens": 90, "output_tokens": 9, "users": 4, "seed": random.randint(1, 99), "requests": 200},
+        ),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_every_option_of_serving_gives_the_document_of_the_command_line(
+    model: str, gpu: str, options: dict[str, Any]
+) -> None:
+    wanted = printed("plan", "serve", model, "--gpu", gpu, *words_of(options))
+    del wanted["typed"]
+    asked = {"model": model, "gpu": gpu, "options": options}
+    assert json.loads(json.dumps(questions.answer("serve", asked))) == wanted
+    questions.answer("curves", asked)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"lora": random.randint(2, 9), "targets": "q,v", "qlora": "yes", "offload": "activations", "host": "50GB/s"},
+        {"gpus": 16, "zero": 3, "hsdp": 4, "tokens_per_step": 16 * 4096 * random.randint(1, 4), "master": "no"},
+        {"gpus": 4, "tp": 4, "sequence_parallel": "no", "divide_vocabulary": "no", "pad_vocabulary": 100, "fp8": "yes"},
+        {"gpus": 4, "pp": 4, "accumulate": 8, "interleave": 2, "overlap_tensor": "yes", "loss": "asbuilt"},
+        {"utilisation": 0.4, "chunked_loss": 4, "gradient_dtype": "fp32", "reserve": 0.1},
+        {"kernel_efficiency": 0.5, "effective_time": 0.8},
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_every_option_of_training_gives_the_document_of_the_command_line(options: dict[str, Any]) -> None:
+    wanted = printed("plan", "train", "llama-3-8b", "--gpu", "h100-sxm", *words_of(options))
+    del wanted["typed"]
+    found = questions.answer("train", {"model": "llama-3-8b", "gpu": "h100-sxm", "options": options})
+    assert json.loads(json.dumps(found)) == wanted
+
+
+def test_lengths_are_those_of_a_file_with_the_same_text(tmp_path: Path) -> None:
+    path = tmp_path / "lengths"
+    path.write_text("".join(f"{random.randint(9, 900)} {random.randint(2, 90)}\n" for _ in range(20)))
+    options = {"lengths": path.read_text(), "users": 3}
+    wanted = printed("plan", "serve", "gpt2", "--gpu", "l4", "--lengths", str(path), "--users", "3")
+    del wanted["typed"]
+    asked = {"model": "gpt2", "gpu": "l4", "options": options}
+    assert json.loads(json.dumps(questions.answer("serve", asked))) == wanted
+    with pytest.raises(InputError) as refused:
+        questions.answer("serve", asked | {"options": options | {"lengths": "9 9\n9 nine"}})
+    assert refused.value.field == "lengths: line 2"
+
+
+# Options of the command line that the page does not ask with; docs/web.md has the reasons.
+ASKED_OTHERWISE = {"gpu", "search"}
+LEFT_OUT = {"efficiency", "allow_unread", "plot", "html", "explain", "markdown", "json", "parameters", "help"}
+
+
+@pytest.mark.parametrize(("command", "known"), [("serve", offered.SERVE), ("train", offered.TRAIN)])
+def test_the_page_asks_with_every_option_of_the_command_line(command: str, known: dict[str, Any]) -> None:
+    """In one of its spellings, and with no other."""
+    asked = set()
+    for param in commands.get_command(click.Context(commands), command).params:  # type: ignore[union-attr]
+        names = {name.lstrip("-").replace("-", "_") for name in param.opts if name.startswith("--")}
+        found = names & set(known)
+        assert found or not names or names & (ASKED_OTHERWISE | LEFT_OUT), names
+        asked |= found
+    assert asked == set(known)
+
+
+@pytest.mark.parametrize("field", ["gpu", "cpu"])
+@pytest.mark.parametrize("name", ["{}", "{},bf16=1T", "name={},memory=1GB,bandwidth=1GB/s,bf16=1T"])
+def test_no_machine_is_read_from_a_file(tmp_path: Path, field: str, name: str) -> None:
+    path = tmp_path / "secret.toml"
+    path.write_text('memory = "1GB"\nbandwidth = "1GB/s"\nbf16 = "1T"\nkey = "secret"\n')
+    asked = {"model": "gpt2", "gpu": "l4", "options": {"n_gpu_layers": 2, "cpu": "epyc-9654"}}
+    text = name.format(path)
+    asked = asked | {"gpu": text} if field == "gpu" else asked | {"options": {"n_gpu_layers": 2, "cpu": text}}
+    with pytest.raises(InputError) as refused:
+        questions.answer("serve", asked)
+    assert refused.value.field == field
+    assert "asbuilt machines" in str(refused.value)
 
 
 def test_ranked_layouts_are_those_of_the_command_line() -> None:
@@ -202,6 +318,12 @@ def test_points_lie_on_or_below_the_roof() -> None:
         ("serve", {"model": "llama-3-8b", "gpu": "l4", "options": {"lengths": "/etc/passwd"}}, "lengths"),
         ("serve", {"model": "llama-3-8b", "gpu": "l4", "options": {"input_tokens": "2k"}}, "output-tokens"),
         ("serve", {"model": "llama-3-8b", "gpu": "l4", "options": {"rate": "5/s"}}, "rate"),
+        ("serve", {"model": "llama-3-8b", "gpu": "l4", "options": {"lora": 2}}, "lora-rank"),
+        ("serve", {"model": "llama-3-8b", "gpu": "l4", "options": {"n_gpu_layers": 2}}, "cpu"),
+        ("serve", {"model": "llama-3-8b", "gpu": "h100-sxm-3g.40gb", "options": {"tp": 2}}, "tp"),
+        ("serve", {"model": "llama-3-8b", "gpu": "h100-sxm-3g.41gb"}, "gpu"),
+        ("serve", {"model": "llama-3-8b", "gpu": "l4", "options": {"any_vendor": True}}, "any_vendor"),
+        ("train", {"model": "llama-3-8b", "gpu": "l4", "options": {"tokens_per_step": 5000}}, "tokens_per_step"),
         (
             "serve",
             {"model": "gpt2", "gpu": "l4", "options": {"input_tokens": 9, "output_tokens": 9, "rate": "5"}},

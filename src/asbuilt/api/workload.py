@@ -18,6 +18,7 @@ OF_WORKLOAD = ("rate", "arrivals", "prefix_share", "speculate", "acceptance", "d
 def workload(options: dict[str, Any]) -> Workload | None:
     """Takes the options of a workload out of `options` and returns it, None if none was asked for.
 
+    `lengths` is a file's path, or its pairs.
     Raises InputError for an option without lengths, and for lengths that are given twice or in part.
     """
     said = {name: options.pop(name, None) for name in (*OF_WORKLOAD, "input_tokens", "output_tokens", "lengths")}
@@ -41,7 +42,8 @@ def _lengths(said: dict[str, Any]) -> tuple[tuple[int, int], ...]:
     if said["lengths"] is not None:
         if pair != (None, None):
             raise InputError("replaces --input-tokens and --output-tokens", field="lengths", fix="give one of them")
-        return read_lengths(Path(said["lengths"]))
+        given = said["lengths"]
+        return given if isinstance(given, tuple) else read_lengths(Path(given))
     for name, value in zip(("input-tokens", "output-tokens"), pair, strict=True):
         if value is None:
             raise InputError("missing", field=name, fix="give both, or --lengths FILE")

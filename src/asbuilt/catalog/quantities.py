@@ -35,6 +35,11 @@ def parse_bytes(text: str | int | float, field: str, *, per_second: bool = False
     raise InputError(field=field, value=text, allowed=_like(per_second=per_second))
 
 
+def parse_size(text: str, field: str) -> float:
+    """Returns what `parse_bytes` does, and 0 for a size of nothing."""
+    return 0.0 if text.strip() in ("0", "0GB", "0GiB") else parse_bytes(text, field)
+
+
 def _as_bytes(found: re.Match[str], field: str, *, per_second: bool) -> float:
     number, prefix, unit, per = float(found[1]), found[2] or "", found[3] or "", found[4] or ""
     if not unit and not prefix and number < LEAST_BARE:

@@ -17,7 +17,7 @@ from asbuilt.cli.output import print_json, say, table, warn, write
 from asbuilt.cli.types import Tokens
 from asbuilt.cli.workload import workload_options
 from asbuilt.errors import InputError
-from asbuilt.plan.serve.conventions import CHOICES, CHUNK, MEANING, Conventions
+from asbuilt.plan.serve.conventions import CHOICES, CHUNK, MEANING, SIZES, Conventions
 from asbuilt.shown import defaults_line
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ THIS = "this"
 # Conventions that engines set themselves.
 ENGINES_OWN = ("utilisation", "page", "block_size", "windows", "kernel", "reserve")
 LARGEST_FILE = 1 << 24
-SIZES = ("reserve", "overhead", "workspace")
 RATES = ("network", "host")
 TIMES = ("latency_target", "first_token_target")
 SWITCHES = (
@@ -330,13 +329,12 @@ def _progress(text: str) -> None:
 
 def _conventions(options: dict[str, Any]) -> dict[str, Any]:
     """Returns the conventions that were given; the others are the engine's."""
-    from asbuilt.catalog.quantities import parse_bytes
+    from asbuilt.catalog.quantities import parse_bytes, parse_size
 
     said = {name: options.pop(name) for name in SWITCHES}
     for name in SIZES:
         if said[name] is not None:
-            zero = said[name].strip() in ("0", "0GB", "0GiB")
-            said[name] = 0.0 if zero else parse_bytes(said[name], name)
+            said[name] = parse_size(said[name], name)
     for name in RATES:
         said[name] = parse_bytes(said[name], name, per_second=True)
     return {name: value for name, value in said.items() if value is not None}

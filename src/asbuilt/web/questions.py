@@ -14,27 +14,28 @@ from typing import Any
 
 from asbuilt.api.plan import plan, serve_document, train_document
 from asbuilt.api.workload import prices, workload
-from asbuilt.catalog import find, machines
+from asbuilt.catalog import find, machines, slices
 from asbuilt.catalog.machine import Machine
 from asbuilt.catalog.models import ROWS
-from asbuilt.catalog.quantities import parse_bytes, parse_count, parse_time, parse_tokens
 from asbuilt.checkpoint.source import Source, open_model
 from asbuilt.description import describe
 from asbuilt.dtypes import GGUF_BLOCKS, TRAINED
 from asbuilt.errors import InputError, near, one_of
 from asbuilt.families import read_config, write_config
 from asbuilt.families.shared.common import MOST_LAYERS
+from asbuilt.kernels.memory.loss import LOSSES
 from asbuilt.plan import ServePlan, TrainPlan
 from asbuilt.plan.serve import report_workload
+from asbuilt.plan.serve.conventions import CHOICES
 from asbuilt.plan.serve.engines import ENGINES
 from asbuilt.plan.train import report
 from asbuilt.plan.train.optimizers import OPTIMIZERS
-from asbuilt.plan.train.options import Options
 from asbuilt.plan.train.schedule import SCHEDULES
 from asbuilt.plan.train.search import MICRO_BATCHES, search
 from asbuilt.plan.train.shares import CHECKPOINTING
+from asbuilt.plan.train.stages import OFFLOADS
 from asbuilt.plan.train.subject import Subject
-from asbuilt.web import curves
+from asbuilt.web import curves, options
 
 # Config keys of sizes that the page offers to change, as families of published models call them.
 EDITABLE = {
@@ -73,52 +74,6 @@ WEIGHTS = (
 )
 CACHES = ("bf16", "fp16", "fp32", "fp8", "int8", "fp8:head", "int8:head", "int4:head", "q8_0", "q4_0")
 
-Parse = Callable[[Any, str], Any]
-
-
-def _whole(value: object, field: str) -> int:
-    if isinstance(value, str) and value.strip().isdecimal() and len(value) < 20:
-        return int(value)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InputError(field=field, value=value, allowed="a whole number")
-    return value
-
-
-def _number(value: object, field: str) -> float:
-    try:
-        return float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError) as error:
-        raise InputError(field=field, value=value, allowed="a number") from error
-
-
-def _word(value: object, field: str) -> str:
-    if not isinstance(value, str) or len(value) > 200:
-        raise InputError(field=field, value=value, allowed="a word")
-    return value
-
-
-def _rate(value: object, field: str) -> float:
-    return parse_bytes(_word(value, field), field, per_second=True)
-
-
-DESCRIBE: dict[str, Parse] = {"seq": parse_tokens, "batch": _whole, "dtype": _word, "kv_dtype": _word}
-SERVE: dict[str, Parse] = {
-    **dict.fromkeys(("gpus", "tp", "pp", "ep", "users", "max_num_seqs", "node", "speculate"), _whole),
-    **dict.fromkeys(("context", "prompt", "chunk", "input_tokens", "output_tokens"), parse_tokens),
-    **dict.fromkeys(("dtype", "kv_dtype", "engine", "rate", "arrivals", "price"), _word),
-    **dict.fromkeys(("prefix_share", "acceptance", "draft_cost"), _number),
-    **dict.fromkeys(("latency_target", "first_token_target"), parse_time),
-    "network": _rate,
-}
-CONVENTIONS = ("node", "network")
-TRAIN: dict[str, Parse] = {
-    **dict.fromkeys(("gpus", "batch", "accumulate", "zero", "tp", "pp", "ep", "cp", "node"), _whole),
-    **dict.fromkeys(("optimizer", "dtype", "checkpointing", "schedule"), _word),
-    **dict.fromkeys(("price", "utilisation"), _number),
-    "network": _rate,
-    "seq": parse_tokens,
-    "tokens": parse_count,
-}
 # A plan's document, its curves and its layouts are asked for one after another: so many plans are kept for that.
 KEPT = 4
 _kept: list[tuple[str, Source | None, Any]] = []
@@ -131,6 +86,8 @@ def catalogue(given: Source | None) -> dict[str, Any]:
         "given": None if given is None else given.name,
         "models": sorted(ROWS),
         "machines": machines.names(),
+        "slices": {name: slices.profiles(name) for name in slices.CARDS},
+        "processors": [name for name, machine in machines.MACHINES.items() if machine.kind == "cpu"],
         "engines": {name: engine.title for name, engine in ENGINES.items()},
         "dtypes": list(WEIGHTS),
         "kv_dtypes": list(CACHES),
@@ -138,6 +95,9 @@ def catalogue(given: Source | None) -> dict[str, Any]:
         "optimizers": list(OPTIMIZERS),
         "checkpointing": list(CHECKPOINTING),
         "schedules": list(SCHEDULES),
+        "losses": list(LOSSES),
+        "offloads": list(OFFLOADS),
+        "conventions": {name: list(values) for name, values in CHOICES.items()},
     }
 
 
@@ -171,7 +131,7 @@ def _chosen(asked: Mapping[str, Any], given: Source | None) -> tuple[Source, dic
     """Returns the model before edits, and its config if the question carries it."""
     name, config = asked.get("model"), asked.get("config")
     if config is not None:
-        name = "config" if name is None else _word(name, "model")
+        name = "config" if name is None else options.word(name, "model")
         return Source(kind="config", name=name, reading=read_config(config, name)), config
     if given is not None and name in (None, given.name):
         return given, None
@@ -201,7 +161,7 @@ def edited(config: dict[str, Any], edits: Mapping[str, Any]) -> dict[str, Any]:
         if outer not in ("", INNER) or not isinstance(inner, dict) or key not in inner:
             known = [one["key"] for one in editable(config)]
             raise InputError("not a key of this config", field=path, value=value, allowed=one_of(known))
-        number = _whole(value, path)
+        number = options.whole(value, path)
         inner = {**inner, key: number}
         if key in LAYERS:
             inner |= _repeated(inner, number)
@@ -227,25 +187,12 @@ def editable(config: Mapping[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def _options(asked: Mapping[str, Any], known: Mapping[str, Parse]) -> dict[str, Any]:
-    said = asked.get("options") or {}
-    if not isinstance(said, dict):
-        raise InputError(field="options", value=said, allowed="an object")
-    for name in said:
-        if name not in known:
-            raise InputError("unknown option", field=name, allowed=one_of(known))
-    return {name: known[name](value, name) for name, value in said.items() if value not in (None, "")}
-
-
 def _machine(asked: Mapping[str, Any]) -> Machine:
-    name = _word(asked.get("gpu"), "gpu")
-    if name.lower().endswith(".toml") or name == "this":  # neither files nor measurements for a page
-        raise InputError(field="gpu", value=name, allowed="a name from `asbuilt machines`, or numbers")
-    return machines.resolve(name)
+    return machines.resolve(options.machine_name(asked.get("gpu"), "gpu"))
 
 
 def _describe(asked: Mapping[str, Any], given: Source | None) -> dict[str, Any]:
-    return describe(opened(asked, given), **_options(asked, DESCRIBE)).document()
+    return describe(opened(asked, given), **options.parsed(asked.get("options"), options.DESCRIBE)).document()
 
 
 def _once(asked: Mapping[str, Any], given: Source | None, make: Callable[..., Any]) -> Any:  # noqa: ANN401
@@ -261,11 +208,12 @@ def _once(asked: Mapping[str, Any], given: Source | None, make: Callable[..., An
 
 
 def _serve_plan(asked: Mapping[str, Any], given: Source | None) -> tuple[ServePlan, Source]:
-    source, options = opened(asked, given), _options(asked, SERVE)
-    options["workload"] = workload(options)
-    options["price"] = prices([options["price"]] if "price" in options else [], 1)[0]
-    conventions = {name: options.pop(name) for name in CONVENTIONS if name in options}
-    return plan(source, _machine(asked), conventions=conventions, **options), source
+    source, said = opened(asked, given), options.parsed(asked.get("options"), options.SERVE)
+    said["workload"] = workload(said)
+    said["price"] = prices([said["price"]] if "price" in said else [], 1)[0]
+    conventions = {name: said.pop(name) for name in options.CONVENTIONS if name in said}
+    said = {options.RENAMED.get(name, name): value for name, value in said.items()}
+    return plan(source, _machine(asked), conventions=conventions, **said), source
 
 
 def _serve(asked: Mapping[str, Any], given: Source | None) -> dict[str, Any]:
@@ -284,7 +232,7 @@ def _curves(asked: Mapping[str, Any], given: Source | None) -> dict[str, Any]:
 
 def _train_plan(asked: Mapping[str, Any], given: Source | None) -> tuple[TrainPlan, Source]:
     source = opened(asked, given)
-    return plan(source, _machine(asked), task="train", **_options(asked, TRAIN)), source
+    return plan(source, _machine(asked), task="train", **options.parsed(asked.get("options"), options.TRAIN)), source
 
 
 def _train(asked: Mapping[str, Any], given: Source | None) -> dict[str, Any]:
@@ -299,9 +247,9 @@ def _ranks(asked: Mapping[str, Any], given: Source | None) -> dict[str, Any]:
 def _ranked(asked: Mapping[str, Any], given: Source | None) -> dict[str, Any]:
     """Returns the plan with the layouts that fit; other micro-batches are tried where none is given, as in the CLI."""
     made, source = _once(asked, given, _train_plan)
-    options: Options = made.trial.options
-    batches = (options.batch,) if "batch" in _options(asked, TRAIN) else MICRO_BATCHES
-    found = search(Subject(source.spec), made.machine, options, batches=batches)
+    run = made.trial.options
+    free = "batch" not in options.parsed(asked.get("options"), options.TRAIN)
+    found = search(Subject(source.spec), made.machine, run, batches=MICRO_BATCHES if free else (run.batch,))
     return _train(asked, given) | {"search": report.ranked_document(found)}
 
 

@@ -49,6 +49,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "kernel": ("engine", "library"),
     "targets": ("expected", "minimum"),
 }
+# Conventions that are sizes in bytes, which may be 0.
+SIZES = ("reserve", "overhead", "workspace")
 MEANING = {
     "memory": {
         "process": "device memory as a process sees it, some 0.5 GiB less than the driver reports",

@@ -51,12 +51,18 @@ def from_measured(document: Mapping[str, Any], spec: Model, name: str) -> tuple[
     """Returns the fractions of bandwidth and FLOP rate that a `measure` run of this model reached on its machine.
 
     Decode determines the bandwidth, prefill the rate; values above 1 become 1. Raises InputError for a run of another
-    model, and for any other document.
+    model, for one of packed weights, whose machine has timed layers in place of a bandwidth and a rate, and for any
+    other document.
     """
     measured = document.get("model") if isinstance(document, Mapping) else None
     if measured != name:
         raise InputError("measured on another model", field="efficiency", value=measured, allowed=name)
-    machine = from_calibration(document.get("machine") or {})
+    timed = document.get("machine") or {}
+    if isinstance(timed, Mapping) and "stacks" in timed:
+        problem = "a run of packed weights times whole layers, and has no bandwidth and rate to be a fraction of"
+        fix = "measure with --expanded, or plan with --gpu this, which times these layers"
+        raise InputError(problem, field="efficiency", value=measured, fix=fix)
+    machine = from_calibration(timed)
     dtype = precision(str(document.get("dtype")))
     decode, prefill = _row(document, DECODE), _row(document, PREFILL)
     capacity = Capacity(

@@ -135,7 +135,11 @@ def read_lengths(path: Path) -> tuple[tuple[int, int], ...]:
 
     Raises InputError naming the line that is anything else, and for an empty file.
     """
-    text = read_regular(path, LARGEST_FILE, "lengths").decode(errors="replace")
+    return parse_lengths(read_regular(path, LARGEST_FILE, "lengths").decode(errors="replace"), str(path))
+
+
+def parse_lengths(text: str, path: str) -> tuple[tuple[int, int], ...]:
+    """Returns the pairs of such a file's text; `path` is what messages call it."""
     found: list[tuple[int, int]] = []
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or (number == 1 and tuple(re.split(r"[,;\s]+", line.strip())) == NAMES):
@@ -145,10 +149,10 @@ def read_lengths(path: Path) -> tuple[tuple[int, int], ...]:
             allowed = "two whole numbers above 0, tokens of a prompt and of its answer: 2000 300"
             raise InputError(field=f"lengths: line {number}", value=line, allowed=allowed)
         if len(found) >= MOST_LENGTHS:
-            raise InputError("too many lines", field="lengths", value=str(path), allowed=f"at most {MOST_LENGTHS:,}")
+            raise InputError("too many lines", field="lengths", value=path, allowed=f"at most {MOST_LENGTHS:,}")
         found.append((int(pair[1]), int(pair[2])))
     if not found:
-        raise InputError("no lengths in the file", field="lengths", value=str(path), fix="write lines such as 2000 300")
+        raise InputError("no lengths in the file", field="lengths", value=path, fix="write lines such as 2000 300")
     return tuple(found)
 
 

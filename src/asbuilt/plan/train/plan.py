@@ -22,7 +22,7 @@ from asbuilt.plan.train.computing import Speed
 from asbuilt.plan.train.efficiency import reached
 from asbuilt.plan.train.ladder import against, ladder, logits
 from asbuilt.plan.train.optimizers import State
-from asbuilt.plan.train.options import ASSUMPTIONS, CHINCHILLA, Options
+from asbuilt.plan.train.options import ASSUMPTIONS, CHINCHILLA, Options, stepping
 from asbuilt.plan.train.published import SECONDS_AN_HOUR, Run, nearest
 from asbuilt.plan.train.stages import StageMemory, fullest
 from asbuilt.plan.train.step import TrainingStep
@@ -287,20 +287,26 @@ def train(
 ) -> TrainPlan:
     """Returns the plan of training `model`, or a bare number of `parameters`, on `gpu`.
 
-    `changes` are fields of `Options`; `seq` is by default 4096, or the model's context if shorter. Raises InputError
-    naming an unknown field or an impossible value.
+    `changes` are fields of `Options`, or `tokens_per_step` in place of `accumulate`; `seq` is by default 4096, or the
+    model's context if shorter. Raises InputError naming an unknown field or an impossible value.
     """
     from asbuilt.catalog import find, machines
 
     spec = find(model).spec() if isinstance(model, str) else model
     machine = machines.resolve(gpu) if isinstance(gpu, str) else gpu
     known = {field.name for field in fields(Options)}
+    once = changes.pop("tokens_per_step", None)
     for name in changes:
         if name not in known:
-            raise InputError("unknown option", field="options", value=name, allowed=one_of(sorted(known)))
+            raise InputError(
+                "unknown option", field="options", value=name, allowed=one_of(sorted((*known, "tokens_per_step")))
+            )
     if options is None and "seq" not in changes and spec is not None:
         changes["seq"] = min(Options.seq, spec.max_positions)
-    return plan(Subject(spec, parameters), machine, replace(options or Options(), **changes))
+    made = replace(options or Options(), **changes)
+    if once is not None:
+        made = stepping(made, once, given="accumulate" in changes)
+    return plan(Subject(spec, parameters), machine, made)
 
 
 def plan(subject: Subject, machine: Machine, options: Options) -> TrainPlan:

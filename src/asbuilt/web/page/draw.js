@@ -1,5 +1,6 @@
 // Which panels are drawn of which documents, `now` and, where the model is changed, `before`; `open` shows their JSON.
 import { answer } from "./figures.js";
+import { offloaded, waiting } from "./host.js";
 import { measured } from "./measured.js";
 import { parameters, steps, tree } from "./model.js";
 import { memory, roofline, speed, users } from "./serving.js";
@@ -15,6 +16,8 @@ export function panels(now, before, open) {
     const both = [serve.workload && workload(now, served, open), memory(now, served, open)];
     made.push(...(served ? both.reverse() : both));
   }
+  if (serve?.offload) made.push(offloaded(now, served, open));
+  if (serve?.kv_host) made.push(waiting(now, served, open));
   if (serve?.cost) made.push(cost(now, served, open));
   if (serve?.layouts) made.push(layouts(now, open));
   if (curves) made.push(roofline(now, before, open));

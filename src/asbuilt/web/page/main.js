@@ -2,10 +2,12 @@
 import { show as dialog, surround } from "./chrome.js";
 import { $, el } from "./dom.js";
 import { panels } from "./draw.js";
-import { command, empty, question, read, write } from "./state.js";
+import { controls, fill, mark, showMachine, unfold } from "./form.js";
+import { OF_TRAINING, command, empty, question, read, write } from "./state.js";
 
 const KINDS = ["describe", "serve", "train", "curves", "ranks"];
 const WAIT = 150; // ms of typing before a question
+const LONGEST_LENGTHS = 500000; // bytes
 let state = empty(), catalogue = null, sizes = [], latest = {}, asking = 0, timer = 0, stop = new AbortController();
 
 async function fetched(path, body) {
@@ -64,12 +66,9 @@ function shown(now, old) {
 }
 
 function report(problems) {
-  const said = [...new Map(problems.map((one) => [one.message, one])).values()];
-  $("problems").replaceChildren(...said.map((one) => el("p", { class: "problem" }, el("b", {}, "✗ "), one.message)));
-  for (const input of document.querySelectorAll("[data-field]")) {
-    const wrong = said.some((one) => one.field === input.dataset.field || one.field.endsWith(`: ${input.dataset.field}`) || one.field.replaceAll("-", "_") === input.dataset.field);
-    input.setAttribute("aria-invalid", String(wrong));
-  }
+  const said = [...new Set(problems.map((one) => one.message))];
+  $("problems").replaceChildren(...said.map((message) => el("p", { class: "problem" }, el("b", {}, "✗ "), message)));
+  mark(problems, OF_TRAINING);
 }
 
 function draw(now, before) {
@@ -87,62 +86,28 @@ function open(title, kind) {
 
 // ---- the form
 
-const text = (label, field, where, key, more = {}) => {
-  const id = `${where}-${key}`;
-  const act = (event) => change(where, key, event.target.value.trim());
-  return el("label", { for: id }, label, el("input", { id, "data-field": field, autocomplete: "off", spellcheck: "false", inputmode: "text", on: { input: act }, ...more }));
-};
-
-const choice = (label, field, where, key, values, none) => {
-  const id = `${where}-${key}`;
-  const options = values.map((value) => (Array.isArray(value) ? value : [value, value]));
-  return el("label", { for: id }, label, el("select", { id, "data-field": field, on: { change: (event) => change(where, key, event.target.value) } },
-    none === undefined ? null : el("option", { value: "" }, none), options.map(([value, name]) => el("option", { value }, name))));
-};
-
-const ticked = (label, where, key) => {
-  const id = `${where}-${key}`;
-  const act = (event) => change(where, key, event.target.checked ? "yes" : "");
-  return el("label", { for: id, class: "check wide" }, el("input", { id, type: "checkbox", on: { change: act } }), label);
-};
-
-function form() {
-  const c = catalogue, on = (where) => ({ words: (label, key, placeholder) => text(label, key, where, key, { placeholder }), one: (label, key, values, none) => choice(label, key, where, key, values, none) });
-  const { words, one } = on("serving"), training = on("training");
-  $("models").replaceChildren(...c.models.map((name) => el("option", { value: name })));
-  $("model").dataset.field = "model";
-  $("machine").replaceChildren(
-    one("Machine", "gpu", c.machines), words("Count", "gpus", "1"),
-    words("Tensor parallel", "tp", "automatic"), words("Pipeline stages", "pp", "automatic"), words("Expert parallel", "ep", "1"),
-    words("Devices per node", "node", "8"), words("Network of a device", "network", "400Gb/s"));
-  $("serving").replaceChildren(
-    one("Weights", "dtype", c.dtypes, "as published"), one("Cache", "kv_dtype", c.kv_dtypes, "by default"),
-    words("Context", "context", "8192, 128K"), words("Users", "users", "as many as fit"),
-    words("Time per token", "latency_target", "20ms"), words("First token", "first_token_target", "0.5s"),
-    one("Engine", "engine", Object.keys(c.engines)), words("Sequences at once", "max_num_seqs", "the engine's"), words("Prefill chunk", "chunk", "the engine's"),
-    words("Price of a device-hour", "price", "$2.50/h"), ticked("Rank layouts", "serving", "search"));
-  $("workload").replaceChildren(
-    words("Input tokens", "input_tokens", "2k"), words("Output tokens", "output_tokens", "300"), words("Rate", "rate", "5/s"), one("Arrivals", "arrivals", ["poisson", "even"]),
-    words("Cached share of prompts", "prefix_share", "0"), words("Drafted tokens", "speculate", "0"), words("Accepted share", "acceptance", "0.7"));
-  $("training").replaceChildren(
-    training.words("Count", "gpus", "1"), training.words("ZeRO stage", "zero", "0"),
-    training.words("Micro-batch", "batch", "1"), training.words("Accumulate", "accumulate", "1"),
-    training.words("Sequence", "seq", "4096"), training.one("Checkpointing", "checkpointing", c.checkpointing),
-    training.words("Tensor parallel", "tp", "1"), training.words("Pipeline stages", "pp", "1"), training.words("Expert parallel", "ep", "1"), training.words("Context parallel", "cp", "1"),
-    training.one("Schedule", "schedule", c.schedules, "by default"), training.one("Weights", "dtype", c.trained),
-    training.one("Optimizer", "optimizer", c.optimizers), training.words("Tokens", "tokens", "15T"), training.words("Price of a GPU-hour", "price", "2.50"),
-    ticked("Rank layouts", "training", "search"));
-}
+const { text } = controls(change);
 
 function show() {
   $("model").value = state.model;
   for (const input of $("form").querySelectorAll('[id^="serving-"], [id^="training-"]')) {
     const [where, ...rest] = input.id.split("-");
     const value = state[where][rest.join("-")] ?? "";
+    if (input.id === "serving-gpu") continue;
     if (input.tagName === "SELECT" && value && ![...input.options].some((one) => one.value === value)) input.append(el("option", { value }, value));
-    if (input.type === "checkbox") input.checked = value !== "";
+    if (input.type === "checkbox") input.checked = value === input.value;
     else input.value = value || (input.tagName === "SELECT" ? input.options[0].value : "");
   }
+  showMachine(state.serving.gpu ?? "", catalogue);
+  lengths();
+  unfold();
+}
+
+function lengths() {
+  const lines = (state.serving.lengths ?? "").split("\n").filter((line) => line.trim()).length;
+  $("lengths-row").hidden = !lines;
+  $("lengths-said").textContent = `${lines.toLocaleString("en-US")} lines`;
+  if (!lines) $("lengths").value = "";
 }
 
 // The sizes of the model's config that can be changed; they differ by family.
@@ -178,6 +143,7 @@ function change(where, key, value) {
   const was = sizes.find((one) => one.key === key);
   if (value === "" || (where === "set" && String(was?.value) === value)) delete state[where][key];
   else state[where][key] = value;
+  unfold();
   later();
 }
 
@@ -194,6 +160,21 @@ function remember() {
   if (hash !== location.hash) history.replaceState(null, "", hash);
 }
 
+// A file of lengths is sent with each question, so it is far below what the server takes.
+async function takeLengths(file) {
+  try {
+    if (file.size > LONGEST_LENGTHS) throw new Error("larger than 500 kB: give it to `asbuilt plan serve --lengths`");
+    state.serving.lengths = await file.text();
+    if (!state.serving.lengths.trim()) throw new Error("it is empty");
+    show();
+    later();
+  } catch (error) {
+    delete state.serving.lengths;
+    show();
+    report([{ kind: "", field: "lengths", message: `${file.name}: no lengths: ${error.message}` }]);
+  }
+}
+
 async function take(file) {
   try {
     if (file.size > 1 << 20) throw new Error("larger than 1 MiB");
@@ -202,7 +183,7 @@ async function take(file) {
     show();
     later();
   } catch (error) {
-    report([{ field: "config", message: `${file.name}: not a config.json: ${error.message}` }]);
+    report([{ kind: "", field: "config", message: `${file.name}: not a config.json: ${error.message}` }]);
   }
 }
 
@@ -216,8 +197,9 @@ function listen() {
   for (const name of ["dragover", "dragleave", "drop"]) {
     document.addEventListener(name, (event) => {
       event.preventDefault();
-      $("drop").classList.toggle("over", name === "dragover");
-      if (name === "drop" && event.dataTransfer.files[0]) take(event.dataTransfer.files[0]);
+      const file = name === "drop" && event.dataTransfer.files[0];
+      for (const id of ["drop", "lengths-drop"]) $(id).classList.toggle("over", name === "dragover");
+      if (file) (event.target.closest?.("#lengths-drop") || !/\.json$/i.test(file.name) ? takeLengths : take)(file);
     });
   }
   $("panels").addEventListener("use", ({ detail: { where, values } }) => {
@@ -228,6 +210,12 @@ function listen() {
     show();
     later();
   });
+  $("lengths").addEventListener("change", (event) => event.target.files[0] && takeLengths(event.target.files[0]));
+  $("lengths-drop-it").addEventListener("click", () => {
+    change("serving", "lengths", "");
+    lengths();
+    $("lengths").focus();
+  });
   $("undo").addEventListener("click", () => {
     state.set = {};
     later();
@@ -237,7 +225,7 @@ function listen() {
       latest.config = JSON.stringify((await fetched("api/config", question(state, "config"))).document.config, null, 2);
       open("The changed model", "config");
     } catch (error) {
-      report([{ field: error.field ?? "", message: error.message }]);
+      report([{ kind: "", field: error.field ?? "", message: error.message }]);
     }
   });
   window.addEventListener("hashchange", () => {
@@ -254,8 +242,11 @@ function start() {
 }
 
 surround();
-listen();
 state = read(location.hash);
 catalogue = (await fetched("api/catalogue")).document;
-form();
+fill(catalogue, change, (gpu) => {
+  change("serving", "gpu", gpu);
+  showMachine(gpu, catalogue);
+});
+listen();
 start();

@@ -29,11 +29,11 @@ function running(t) {
   const floor = (t.options.kernel_efficiency !== null || t.not_counted.length) && t.options.utilisation === null ? ", at least" : "";
   const parts = Object.entries(t.step.breakdown_seconds).filter(([, s]) => s).map(([name, s]) => [name, seconds(s)]);
   const sent = Object.entries(t.communication).filter(([, one]) => one.bytes).map(([name, one]) => `${name} sends ${bytes(one.bytes)} in ${seconds(one.seconds)} on the link: ${one.formula}`);
-  const c = t.conventions, run = t.published_run;
+  const c = t.conventions, run = t.published_run, [mfu] = Object.entries(t.step.mfu); // with adapters 6ND says nothing
   return [
     [`one step${floor}`, t.step.seconds, seconds, listed(parts), ...say(c.step, ...sent)],
     ["tokens/s", t.step.tokens_per_second, whole, ...say(`${whole(t.step.tokens)} tokens a step`, c.batch)],
-    ["MFU, 6ND", t.step.mfu["6ND"], share, listed(Object.entries(t.step.mfu).map(([name, part]) => [name, share(part)])), ...say(c.mfu)],
+    [`MFU, ${mfu[0]}`, mfu[1], share, listed(Object.entries(t.step.mfu).map(([name, part]) => [name, share(part)])), ...say(c.mfu)],
     [`days${floor}`, t.days, (n) => digits(n, 4), ...say(`${count(t.tokens)} tokens`, c.days)],
     [`GPU hours${floor}`, t.gpu_hours, whole, ...say(c.gpu_hours)],
     ["at a published utilisation", run.gpu_hours, whole, ...say(`GPU hours at the ${share(run.mfu)} of all of ${run.name}`, run.source)],
