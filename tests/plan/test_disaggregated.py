@@ -336,8 +336,9 @@ def test_targets_hold_with_what_crosses() -> None:
     ],
 )
 def test_refused(field: str, asked: dict[str, Any]) -> None:
+    options: dict[str, Any] = {"prefill_gpus": "4,tp=2", "decode_gpus": "4,tp=4"} | asked
     with pytest.raises(InputError) as error:
-        serve("llama-3-8b", "h100-sxm", **{"prefill_gpus": "4,tp=2", "decode_gpus": "4,tp=4"} | asked)
+        serve("llama-3-8b", "h100-sxm", **options)
     assert error.value.field == field
 
 
