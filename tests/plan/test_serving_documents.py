@@ -358,6 +358,7 @@ class Reckoning:
         return {
             "model": self.toy.spec.name,
             "machine": "small",
+            "disaggregated": None,
             "offload": None,
             "lora": None,
             "kv_host": None,

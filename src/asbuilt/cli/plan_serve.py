@@ -124,6 +124,17 @@ def _convention_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--pp", type=int, help="Pipeline stages; by default --gpus divided by --tp.")
 @click.option("--ep", type=int, help="Expert parallel degree.")
 @click.option(
+    "--prefill-gpus",
+    metavar="N[,tp=T,...]",
+    help="Disaggregated serving: GPUs that compute prompts alone, with a layout of their own (tp, pp, ep, chunk).",
+)
+@click.option("--decode-gpus", metavar="N[,tp=T,...]", help="GPUs that write answers alone, beside --prefill-gpus.")
+@click.option(
+    "--kv-transfer",
+    type=click.Choice(("after", "layerwise")),
+    help="Whether a cache is sent after its prompt, or each layer's while the next are computed.  [default: after]",
+)
+@click.option(
     "--context",
     type=Tokens(),
     help="Tokens per user: 8192, 128k (128,000), 128K (131,072); by default 8192, or the model's context if shorter.",

@@ -111,7 +111,7 @@ def command(plan: ServePlan) -> str:
     MODEL stands for a model that is not in the catalogue, and for a GGUF file.
     """
     server = SERVERS.get(plan.capacity.engine.name)
-    if server is None:
+    if server is None or plan.disaggregated is not None:  # which takes a server for each pool, and a router
         return ""
     values, words = _values(plan, server), []
     for says, option in server.options.items():
@@ -134,7 +134,7 @@ def _fixed(plan: ServePlan, server: Server) -> tuple[str, ...]:
 def unsaid(plan: ServePlan) -> list[str]:
     """Returns what of the plan its command does not say, in words."""
     server = SERVERS.get(plan.capacity.engine.name)
-    if server is None:
+    if server is None or plan.disaggregated is not None:
         return []
     found = [
         f"{name} {getattr(plan.layout, name)}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
 
 from asbuilt.catalog import machines
 from asbuilt.catalog.machine import Machine, MemoryConvention
@@ -14,7 +13,8 @@ from asbuilt.plan.placement import Placement, served
 from asbuilt.plan.precision import precision
 from asbuilt.plan.serve.place import place
 from asbuilt.plan.serve.roofline import Roofline
-from asbuilt.plan.serve.workload import Workload, simulate
+from asbuilt.plan.serve.tandem import simulate
+from asbuilt.plan.serve.workload import Workload
 from asbuilt.plan.suggestion import Suggestion
 from asbuilt.spec.part import CacheFormat
 
@@ -82,11 +82,11 @@ class Goal:
         if self.latency is not None and judged.decode(users, context).seconds > self.latency:
             return False
         prompt = self.prompt_at(roofline, context)
-        return self.first_token is None or judged.prefill(prompt).seconds <= self.first_token
+        return self.first_token is None or judged.first_token(prompt) <= self.first_token
 
     def met(self, roofline: Roofline, context: int) -> bool:
         """Returns whether the users fit and are served within the targets."""
-        return roofline.capacity.running(context) >= self.users and self.meets_targets(roofline, context, self.users)
+        return running(roofline, context) >= self.users and self.meets_targets(roofline, context, self.users)
 
     def serves(self, roofline: Roofline) -> bool:
         """Returns whether the workload's rate is kept up and 95% of its requests are served within the targets."""
@@ -97,9 +97,15 @@ class Goal:
         return found is not None and found.meets(self.latency, self.first_token)
 
 
+def running(roofline: Roofline, context: int) -> int | float:
+    """Returns how many sequences fit and run at once; none where the devices that prefill do not fit one."""
+    prefiller = roofline.prefiller
+    return roofline.capacity.running(context) if prefiller is None or prefiller.capacity.running(context) else 0
+
+
 def most_users(roofline: Roofline, goal: Goal, context: int) -> int:
     """Returns the largest number of sequences of `context` tokens, up to MOST_USERS, that fit within the targets."""
-    room = int(min(roofline.capacity.running(context), MOST_USERS))
+    room = int(min(running(roofline, context), MOST_USERS))
     return largest(lambda users: goal.meets_targets(roofline, context, users), room) if goal.timed else room
 
 
@@ -147,10 +153,6 @@ def _with_gpus(roofline: Roofline, count: int) -> Roofline | None:
     except InputError:
         return None
     return _moved(roofline, capacity.machine, layout)
-
-
-def _changed(roofline: Roofline, **changes: Any) -> Roofline:  # noqa: ANN401  fields of its capacity
-    return replace(roofline, capacity=replace(roofline.capacity, **changes))
 
 
 def _moved(roofline: Roofline, machine: Machine, layout: Placement) -> Roofline:
@@ -206,7 +208,8 @@ def suggest(
 
 
 def _suggestion(change: str, option: str, roofline: Roofline, goal: Goal, context: int) -> Suggestion:
-    holds = roofline.capacity.holds_weights(context)
+    every = [one for one in (roofline, roofline.prefiller) if one is not None]
+    holds = all(one.capacity.holds_weights(context) for one in every)
     users = most_users(roofline, goal, context) if holds else 0
     weights = f"weights {roofline.capacity.weight_bytes() / 1e9:,.1f} GB a device"
     in_time = " within the targets" if goal.timed else ""
@@ -222,16 +225,16 @@ def _narrower(roofline: Roofline, goal: Goal, context: int) -> Iterator[Suggesti
     one = capacity.kv_bytes
     kv = (one.each if isinstance(one, CacheFormat) else one) > 1
     if kv:
-        changed = _changed(roofline, kv_dtype="fp8")
+        changed = roofline.changed(kv_dtype="fp8")
         yield _suggestion("cache in 8 bits", "--kv-dtype fp8", changed, goal, context)
     now = capacity.weight_bytes()
     for name, said in (("fp8:128", "weights in 8 bits"), ("int4:128", "weights in 4 bits")):
-        changed = _changed(roofline, precision=precision(name))
+        changed = roofline.changed(precision=precision(name))
         if changed.capacity.weight_bytes() >= 0.95 * now:
             continue
         yield _suggestion(said, f"--dtype {name}", changed, goal, context)
         if kv:
-            both = _changed(changed, kv_dtype="fp8")
+            both = changed.changed(kv_dtype="fp8")
             yield _suggestion(f"{said}, cache in 8", f"--dtype {name} --kv-dtype fp8", both, goal, context)
 
 

@@ -49,11 +49,17 @@ def of_workload(price: Price, gpus: int, served: Served) -> Cost:
     )
 
 
-def of_rates(price: Price, gpus: int, inputs: float, outputs: float | None) -> Cost:
-    """Returns the cost of devices that only read prompts, or only write answers, at these tokens/s."""
-    hour = price.amount * gpus
-    written = None if outputs is None else _million(hour, outputs)
-    return Cost(hour=hour, million_input=_million(hour, inputs), million_output=written, million_tokens=None)
+def of_rates(
+    price: Price, gpus: int, inputs: float, outputs: float | None, pools: tuple[int, int] | None = None
+) -> Cost:
+    """Returns the cost of devices that only read prompts, or only write answers, at these tokens/s.
+
+    `pools` are how many of them do the one and the other, None if all do either.
+    """
+    read, write = (price.amount * many for many in pools or (gpus, gpus))
+    written = None if outputs is None else _million(write, outputs)
+    million = _million(read, inputs)
+    return Cost(hour=price.amount * gpus, million_input=million, million_output=written, million_tokens=None)
 
 
 def _million(hour: float, per_second: float) -> float | None:

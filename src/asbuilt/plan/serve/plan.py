@@ -21,10 +21,11 @@ from asbuilt.plan.network import NODE, unlinked
 from asbuilt.plan.placement import Placement
 from asbuilt.plan.precision import Precision, cache_bytes
 from asbuilt.plan.quantised import mixed, quantised
-from asbuilt.plan.serve import commands, engines, formats, limits, money, report, report_workload
+from asbuilt.plan.serve import commands, disaggregate, engines, formats, limits, money, report, report_workload
 from asbuilt.plan.serve.adapters import adapters
 from asbuilt.plan.serve.capacity import Capacity
 from asbuilt.plan.serve.conventions import MEANING, Conventions
+from asbuilt.plan.serve.disaggregate import Balance, Disaggregated, Pool
 from asbuilt.plan.serve.efficiency import Timed
 from asbuilt.plan.serve.expected import LEVELS, MINIMUM, Level
 from asbuilt.plan.serve.host_cache import HostCache, host_cache
@@ -34,7 +35,9 @@ from asbuilt.plan.serve.pages import held_numbers
 from asbuilt.plan.serve.place import place
 from asbuilt.plan.serve.roofline import Bound, Roofline, Run
 from asbuilt.plan.serve.search import Found, search
-from asbuilt.plan.serve.workload import Served, Workload, simulate
+from asbuilt.plan.serve.tandem import simulate
+from asbuilt.plan.serve.transfer import Transfer
+from asbuilt.plan.serve.workload import Served, Workload
 from asbuilt.plan.suggestion import Suggestion
 from asbuilt.spec import Model
 from asbuilt.spec.part import CacheFormat
@@ -108,6 +111,7 @@ class Asked:
     price: money.Price | None = None
     gpus: int | None = None
     kv_host: float | None = None
+    pools: tuple[Pool, Pool] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -138,6 +142,8 @@ class ServePlan:
     """How the workload is served, with low, middle and high efficiencies; None where its sequences do not fit."""
     host_cache: HostCache | None = None
     """The second cache, in host memory."""
+    disaggregated: Disaggregated | None = None
+    """Both pools, where prompts are computed by other devices; capacity, layout and users are those of the others."""
 
     @property
     def capacity(self) -> Capacity:
@@ -174,6 +180,19 @@ class ServePlan:
         """The number of users asked for, 1 by default."""
         return self.asked.goal.users
 
+    @property
+    def gpus(self) -> int:
+        """All devices."""
+        return self.layout.gpus if self.disaggregated is None else self.disaggregated.gpus
+
+    @cached_property
+    def balances(self) -> dict[Level, Balance] | None:
+        """The balance of the pools by level; None with one pool, without a workload, and where nothing fits."""
+        pools, workload = self.disaggregated, self.asked.workload
+        if pools is None or workload is None or not self.users:
+            return None
+        return {level: pools.balance(self.roofline.at(level), workload, self.users) for level in LEVELS}
+
     @cached_property
     def largest_context(self) -> int | None:
         """The largest context, within the model's, at which the users fit within the targets."""
@@ -189,7 +208,9 @@ class ServePlan:
     @cached_property
     def smallest_count(self) -> int | None:
         """The smallest number of this machine, of those tried, on which the users fit within the targets."""
-        return None if self.users is None else limits.smallest_count(self.roofline, self.asked.goal, self.context)
+        if self.users is None or self.disaggregated is not None:
+            return None
+        return limits.smallest_count(self.roofline, self.asked.goal, self.context)
 
     @cached_property
     def layouts(self) -> tuple[Found, ...]:
@@ -203,7 +224,9 @@ class ServePlan:
 
     @cached_property
     def _card(self) -> Machine | None:
-        return None if self.users is None else limits.smallest_card(self.roofline, self.asked.goal, self.context)
+        if self.users is None or self.disaggregated is not None:
+            return None
+        return limits.smallest_card(self.roofline, self.asked.goal, self.context)
 
     @cached_property
     def caches(self) -> Caches | None:
@@ -217,7 +240,7 @@ class ServePlan:
         for level in LEVELS:
             at = self.roofline.at(level)
             step = None if self.decode is None else at.decode(self.decode.batch, self.context).seconds
-            found[level] = at.prefill(self.prefill.prompt).seconds, step
+            found[level] = at.first_token(self.prefill.prompt), step
         return found
 
     @cached_property
@@ -229,14 +252,17 @@ class ServePlan:
         price, found = self.asked.price, {}
         if price is None:
             return None
-        gpus, copies = self.layout.gpus, self.layout.replicas
-        for level, (first, step) in self.expected.items():
+        prefiller = self.roofline.prefiller or self.roofline
+        inputs = prefiller.capacity.layout.copies * self.prefill.prompt
+        for level, (_, step) in self.expected.items():
             served = None if self.served is None else self.served[level]
             if served is not None:
-                found[level] = money.of_workload(price, gpus, served)
+                found[level] = money.of_workload(price, self.gpus, served)
             elif self.served is None:
                 outputs = None if step is None or self.decode is None else self.decode.batch / step
-                found[level] = money.of_rates(price, gpus, copies * self.prefill.prompt / first, outputs)
+                read = inputs / prefiller.at(level).prefill(self.prefill.prompt).seconds
+                pools = prefiller.capacity.layout.gpus, self.layout.gpus
+                found[level] = money.of_rates(price, self.gpus, read, outputs, pools)
         return found or None
 
     @cached_property
@@ -300,6 +326,12 @@ class ServePlan:
     def title(self) -> str:
         """The question in one line."""
         layout = self.layout
+        pools = self.disaggregated
+        if pools is not None:
+            both = (pools.prefiller.capacity.layout, layout)
+            said = (f"{one.gpus} (tp {one.tp}, pp {one.pp}, ep {one.ep})" for one in both)
+            where = f"{self.machine.name}, {' to prefill and '.join(said)} to decode"
+            return f"{self.asked.name} in {self.precision.name} on {where}, {self.context:,} tokens"
         many = f"{layout.gpus} x " if layout.gpus > 1 else ""
         how = f" (tp {layout.tp}, pp {layout.pp}, ep {layout.ep})" if layout.gpus > 1 else ""
         return (
@@ -317,6 +349,9 @@ def serve(
     tp: int | None = None,
     pp: int | None = None,
     ep: int | None = None,
+    prefill_gpus: Pool | str | None = None,
+    decode_gpus: Pool | str | None = None,
+    kv_transfer: Transfer | None = None,
     context: int | None = None,
     prompt: int | None = None,
     chunk: int | None = None,
@@ -352,7 +387,9 @@ def serve(
     changes only those, a `Conventions` all of them. A `workload` is simulated: context, prompt and users are then its
     own by default, and the targets hold for 95% of its requests. `gpu_layers` and `cpu_moe` keep layers and experts in
     host memory, where `cpu` computes them (`plan.serve.offload`); `lora` adapters of `lora_rank` are beside the model
-    (`plan.serve.adapters`). `kv_host` bytes of host memory keep sequences that wait. `price` is that of one device for
+    (`plan.serve.adapters`). `kv_host` bytes of host memory keep sequences that wait. With `prefill_gpus` and
+    `decode_gpus` ("16,tp=8") prompts are computed by other devices than answers, and `kv_transfer` says how caches
+    cross (`plan.serve.disaggregate`). `price` is that of one device for
     an hour. Other cards are of the machine's vendor unless `any_vendor`. Expected times agree with those `timed` on the
     machine, if no efficiencies are given. Raises InputError naming the invalid argument.
     """
@@ -383,11 +420,17 @@ def serve(
     kv = held.kv or held.activation if kv_dtype is None else cost.cache_name(kv_dtype)
     cache_bytes(kv)
     chosen.rules(machine, Placement(), said)  # refuses what is not allowed, before the placement reads it
+    alone = {"gpus": gpus, "tp": tp, "pp": pp, "ep": ep, "ngl": gpu_layers, "n-cpu-moe": cpu_moe, "kv-host": kv_host}
+    pools = disaggregate.asked(
+        prefill_gpus, decode_gpus, kv_transfer, spec=spec, machine=machine, workload=workload, others=alone
+    )
     if machine.slice_of:
         tp, pp, ep = (1 if degree is None else degree for degree in (tp, pp, ep))
         for degree, many in (("tp", tp), ("pp", pp), ("ep", ep)):
             require_undivided(machine, many, degree)
-    layout = place(spec, gpus=gpus, tp=tp, pp=pp, ep=ep, node=said.get("node", NODE))
+    layout = Placement()
+    if pools is None:
+        layout = place(spec, gpus=gpus, tp=tp, pp=pp, ep=ep, node=said.get("node", NODE))
     capacity = Capacity(
         spec=spec,
         machine=machine,
@@ -416,6 +459,8 @@ def serve(
     )
     if timed is not None and not roofline.given:
         roofline = replace(roofline, timed=timed.reached(roofline))
+    if pools is not None:
+        roofline = disaggregate.apart(roofline, pools, kv_transfer or "after")
     goal = limits.Goal(
         users=users or 1,
         latency=latency_target,
@@ -436,6 +481,7 @@ def serve(
             price=paid,
             gpus=gpus,
             kv_host=kv_host,
+            pools=pools,
         ),
     )
 
@@ -498,7 +544,7 @@ def _answer(roofline: Roofline, asked: Asked) -> ServePlan:
     sampled = batch if tokens and (asked.users or most) else 0
     steps = ladder(capacity, context, math.ceil(sampled / (capacity.layout.replicas)))
     budget = int(steps[-1].value)
-    prefill = _prefill(roofline, goal.prompt_at(roofline, context))
+    prefill = _prefill(roofline.prefiller or roofline, goal.prompt_at(roofline, context))
     decode = _decode(roofline, batch, context) if tokens else None
     targets = _targets(goal, roofline, asked, batch if tokens else None)
     served = None if asked.workload is None else _served(roofline, asked.workload)
@@ -522,6 +568,7 @@ def _answer(roofline: Roofline, asked: Asked) -> ServePlan:
         targets=targets,
         warnings=tuple(_warnings(roofline, asked)),
         refused=unplanned(capacity.spec),
+        disaggregated=asked.pools and Disaggregated(pools=asked.pools, roofline=roofline, prompt=prefill.prompt),
     )
 
 
@@ -568,7 +615,7 @@ def _targets(goal: limits.Goal, roofline: Roofline, asked: Asked, batch: int | N
     if goal.latency is not None and batch is not None:
         met["time per token"] = judged.decode(batch, asked.context).seconds <= goal.latency
     if goal.first_token is not None:
-        met["time to first token"] = judged.prefill(goal.prompt_at(roofline, asked.context)).seconds <= goal.first_token
+        met["time to first token"] = judged.first_token(goal.prompt_at(roofline, asked.context)) <= goal.first_token
     return met
 
 
@@ -588,7 +635,7 @@ def _caches(capacity: Capacity, context: int) -> Caches:
 def _alternatives(roofline: Roofline, asked: Asked, users: int, decode: Decode) -> tuple[Alternative, ...]:
     now, found = roofline.conventions, []
     for switch, value, other in now.others((*OF_USERS, *OF_SPEED)):
-        changed = replace(roofline, capacity=replace(roofline.capacity, conventions=other))
+        changed = roofline.changed(conventions=other)
         then, speed = users, decode.tokens_per_second
         if switch in OF_USERS or asked.goal.timed:
             then = limits.most_users(changed, asked.goal, asked.context)
@@ -627,6 +674,8 @@ def _warnings(roofline: Roofline, asked: Asked) -> Iterator[str]:
             "allocating the cache, more than the utilisation leaves: lower it"
         )
     yield from _across_nodes(roofline)
+    if roofline.prefiller is not None:
+        yield from (f"prefill: {warning}" for warning in _warnings(roofline.prefiller, asked))
 
 
 def _across_nodes(roofline: Roofline) -> Iterator[str]:

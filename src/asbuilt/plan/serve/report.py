@@ -10,6 +10,7 @@ from asbuilt.plan.lines import Line
 from asbuilt.plan.render import Cell, Table
 from asbuilt.plan.serve import commands, host_cache
 from asbuilt.plan.serve import report_offload as offloads
+from asbuilt.plan.serve import report_pools as pools
 from asbuilt.plan.serve import report_workload as workloads
 from asbuilt.plan.serve.conventions import MEANING, TIMES
 from asbuilt.plan.serve.expected import LEVELS, SOURCES, machine_class
@@ -27,6 +28,7 @@ def document(plan: ServePlan) -> dict[str, Any]:
         "model": plan.asked.name,
         "machine": plan.machine.name,
         "layout": _layout(plan),
+        "disaggregated": pools.plain(plan),
         "offload": offloads.plain(plan),
         "lora": _lora(plan),
         "kv_host": host_cache.plain(plan),
@@ -82,6 +84,7 @@ def _asked(plan: ServePlan) -> dict[str, Any]:
         "chunk": given.chunk,
         "max_num_seqs": given.sequences,
         "price": None if asked.price is None else asdict(asked.price),
+        **pools.asked(plan),
     }
 
 
@@ -191,6 +194,7 @@ def tables(plan: ServePlan) -> list[Table]:
     """Returns the answer first, then its derivation."""
     found = [
         _answer(plan),
+        *pools.tables(plan),
         workloads.served(plan),
         workloads.costs(plan),
         suggestions(plan),
@@ -224,11 +228,12 @@ def _answer(plan: ServePlan) -> Table:
             ("tokens in the cache", f"{plan.cache_tokens:,}"),
             (f"largest context for {wanted:,} user{'s' * (wanted > 1)}{within}", _most(plan)),
             (f"largest batch{within}", f"{plan.largest_batch:,}"),
+        ]
+    if plan.users is not None and plan.disaggregated is None:
+        fewest = "none of the counts tried" if plan.smallest_count is None else f"{plan.smallest_count:,}"
+        rows += [
             (f"smallest single card{within}", plan.smallest_card or "none in the catalogue"),
-            (
-                f"fewest {plan.machine.name}{within}",
-                "none of the counts tried" if plan.smallest_count is None else f"{plan.smallest_count:,}",
-            ),
+            (f"fewest {plan.machine.name}{within}", fewest),
         ]
     rows.append((f"expected time to first token, prompt of {plan.prefill.prompt:,}", _range(plan, 0)))
     if plan.decode is not None:
@@ -237,7 +242,8 @@ def _answer(plan: ServePlan) -> Table:
             (f"expected time per token, batch {plan.decode.batch:,}", _range(plan, 1)),
             ("expected tokens/s", f"{number(middle, 4)} ({number(low, 4)} to {number(high, 4)})"),
         ]
-    rows.append((f"minimum time to first token, prompt of {plan.prefill.prompt:,}", _time(plan.prefill)))
+    if plan.disaggregated is None:
+        rows.append((f"minimum time to first token, prompt of {plan.prefill.prompt:,}", _time(plan.prefill)))
     if plan.decode is not None:
         rows += [
             (f"minimum time per token, batch {plan.decode.batch:,}", _time(plan.decode)),
@@ -414,6 +420,7 @@ def _assumed(plan: ServePlan) -> Table:
         ),
         *workloads.assumed(plan),
         *offloads.assumed(plan),
+        *pools.assumed(plan),
         ("engine", f"{capacity.engine.title}; {_at_once(plan)}", "--engine, --max-num-seqs"),
         ("attention", MEANING["kernel"][c.kernel], "--kernel"),
         ("prefill", f"{capacity.chunk:,} tokens at once", "--chunk"),

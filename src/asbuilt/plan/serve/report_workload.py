@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from asbuilt.plan.render import Cell, Table
-from asbuilt.plan.serve import formats
+from asbuilt.plan.serve import formats, report_pools
 from asbuilt.plan.serve.expected import LEVELS
 from asbuilt.shown import number, time
 
@@ -68,6 +68,7 @@ def served(plan: ServePlan) -> Table:
         _row("preemptions", low, middle, high, lambda s: f"{s.preemptions:,}"),
         _row("the rate is kept up", low, middle, high, lambda s: "yes" if s.sustained else "no"),
     ]
+    rows += [_row(name, low, middle, high, shown) for name, shown in report_pools.served(plan)]
     return Table(title, ("", "expected", "fast", "slow"), rows)
 
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from asbuilt.cost.folded import RunCost
 from asbuilt.plan.devices import DeviceStage
@@ -14,6 +14,7 @@ from asbuilt.plan.network import Network, joining
 from asbuilt.plan.serve.capacity import Capacity
 from asbuilt.plan.serve.conventions import Conventions
 from asbuilt.plan.serve.expected import MINIMUM, Efficiencies, Level, assumed
+from asbuilt.plan.serve.transfer import Transfer, ends, joined, pieces, sent
 from asbuilt.spec import Kind, Pass
 
 Where = Literal["device", "host"]
@@ -145,13 +146,22 @@ class Roofline:
     reached: Efficiencies = MINIMUM
     timed: Efficiencies | None = None
     level: Level | None = None
+    prefiller: Roofline | None = None
+    """That of the devices that compute prompts, where these decode alone."""
+    transfer: Transfer = "after"
+
+    def changed(self, **fields: Any) -> Roofline:  # noqa: ANN401
+        """Returns the roofline with other fields of its capacity, those of the devices that prefill too."""
+        prefiller = None if self.prefiller is None else self.prefiller.changed(**fields)
+        return replace(self, capacity=replace(self.capacity, **fields), prefiller=prefiller)
 
     def at(self, level: Level) -> Roofline:
         """Returns the roofline with the timed or assumed efficiencies of this machine; unchanged if some are given."""
         if self.given:
             return self
         reached = assumed(self.capacity.machine, level) if self.timed is None else self.timed
-        return replace(self, reached=reached, level=level)
+        prefiller = None if self.prefiller is None else self.prefiller.at(level)
+        return replace(self, reached=reached, level=level, prefiller=prefiller)
 
     @property
     def given(self) -> bool:
@@ -202,6 +212,20 @@ class Roofline:
         """Returns the seconds of reading bytes of the cache, and others."""
         slow, cached = self.bandwidth * self.reached.bandwidth, self.bandwidth * self.reached.attention
         return (others + cache) / slow if slow == cached else others / slow + cache / cached
+
+    def crossed(self, tokens: int) -> float:
+        """Returns the seconds in which a sequence's cache crosses from the devices that prefill, 0 if these do."""
+        if self.prefiller is None:
+            return 0.0
+        bandwidth, _ = joined(self.prefiller.capacity, self.capacity)
+        return sent(self.prefiller.capacity, self.capacity, tokens).seconds(bandwidth * self.reached.link)
+
+    def first_token(self, prompt: int) -> float:
+        """Returns the seconds from a prompt alone to its first token: its prefill, and where it crosses its cache's."""
+        if self.prefiller is None:
+            return self.prefill(prompt).seconds
+        computed = self.prefiller.prefill(prompt).seconds
+        return ends(0.0, computed, 0.0, self.crossed(prompt), pieces(self.capacity, self.transfer))
 
     def decode(self, users: int, context: int) -> Run:
         """Returns the step in which `users` sequences on all copies reach `context` tokens.

@@ -47,6 +47,8 @@ def search(
     """
     if roofline.capacity.offload is not None:
         raise InputError("layouts with layers in host memory are not searched", field="search", fix="leave out -ngl")
+    if roofline.prefiller is not None:
+        raise InputError("layouts of two pools are not searched", field="search", fix="leave out --prefill-gpus")
     found: list[Found] = []
     best = gpus or most
     narrowest = None

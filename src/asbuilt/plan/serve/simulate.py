@@ -46,6 +46,10 @@ class Request:
     saved: float = 0.0
     first: float = math.inf
     finished: float = math.inf
+    # where prompts are computed elsewhere: the request there, and when its first chunk began and its cache arrived
+    origin: Request | None = None
+    begun: float = math.inf
+    sent: float = math.inf
     # of the simulation: tokens generated, tokens of prompt and answer to compute and those computed, bytes kept for
     # them; and while it decodes the step in which its past was 0, its piece of the curves and its last step
     generated: float = 0
@@ -128,23 +132,35 @@ class Group:
 
     def run(self, curve: Curve, count: int, warm: int) -> Outcome:
         """Simulates; `curve` has a sequence's seconds and bytes by its past."""
+        self.begin(curve, count, warm)
+        while self.left:
+            self.turn()
+        return self.end()
+
+    def begin(self, curve: Curve, count: int, warm: int) -> None:
+        """Prepares for `turn`, to be called until the first `count` requests are served."""
         self.curve, self.count = curve, count
         self.outcome = Outcome(room=self.room.nbytes, warm=warm)
         self.next = next(self.source)
         self.left = count
-        while self.left:
-            self._arrive()
-            self._admit()
-            if not self.running and not self.prefilling:
-                assert self.next is not None
-                self.now = max(self.now, self.next.arrived)
-                continue
-            self._make_room()
-            if self.prefilling:
-                self._mixed_step()
-            else:
-                self._decode_steps()
-            self._events()
+
+    def turn(self) -> None:
+        """Simulates up to the next event, or waits for the next request."""
+        self._arrive()
+        self._admit()
+        if not self.running and not self.prefilling:
+            assert self.next is not None
+            self.now = max(self.now, self.next.arrived)
+            return
+        self._make_room()
+        if self.prefilling:
+            self._mixed_step()
+        else:
+            self._decode_steps()
+        self._events()
+
+    def end(self) -> Outcome:
+        """Returns what was counted until now."""
         self.tally.seconds = self.now
         self.outcome.end = self.tally
         return self.outcome
@@ -178,12 +194,21 @@ class Group:
             request = self.waiting[0]
             whole = request.prompt + int(request.generated)
             kept = self.room.stored(whole) - request.saved
-            if kept > self._free and (self.running or self.prefilling):
+            if kept > self._free and self._held:
                 return
             self.waiting.popleft()
             request.whole, request.done, request.kept = whole, min(request.shared, whole - 1), kept
-            self.kept += kept
-            self.prefilling.append(request)
+            self._take(request)
+
+    @property
+    def _held(self) -> bool:
+        """Whether any sequence is in the cache."""
+        return bool(self.running or self.prefilling)
+
+    def _take(self, request: Request) -> None:
+        """Begins with an admitted request."""
+        self.kept += request.kept
+        self.prefilling.append(request)
 
     def _make_room(self) -> None:
         """Stops the newest sequences whose growth does not fit."""
@@ -206,6 +231,7 @@ class Group:
         chunks: list[float] | Vector = ()
         finished: list[Request] = []
         for request in self.prefilling:
+            request.begun = min(request.begun, self.now)
             tokens = min(left, request.whole - request.done, times.chunk)
             one = times.prefill(tokens, request.done)
             chunks = [a + b for a, b in zip(chunks, one, strict=True)] if chunks else one

@@ -62,11 +62,12 @@ class StageTimes:
             return tuple(roofline.reading(found.get(kind, 0), 0) for kind in self.kinds)
 
         capacity = roofline.capacity
-        key = (roofline.reading(1, 0), capacity.conventions.embedding, capacity.adapters, self._chunk, *self.kinds)
+        rows = 2 * max(self._chunk, capacity.chunk)  # short prompts share a chunk
+        key = (roofline.reading(1, 0), capacity.conventions.embedding, capacity.adapters, rows, *self.kinds)
         if key not in stage.curves:
             if len(stage.curves) >= MOST_CURVES:
                 stage.curves.clear()
-            stage.curves[key] = Curve(read, 2 * self._chunk)
+            stage.curves[key] = Curve(read, rows)
         curve = stage.curves[key]
         assert isinstance(curve, Curve)
         return curve

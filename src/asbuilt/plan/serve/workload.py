@@ -165,6 +165,25 @@ class Spread:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Pools:
+    """What a request waits for between two pools: its prompt, its cache on the way, and room where it is decoded.
+
+    `prefill` counts from the arrival. `sending` and `receiving` are the shares of the time in which the links of the
+    devices that prefill, and of those that decode, are busy.
+    """
+
+    prefill: Spread
+    transfer: Spread
+    admission: Spread
+    prefill_busy: float
+    sending: float
+    receiving: float
+    prefill_cache_most: float
+    prefill_sustained: bool
+    transfer_sustained: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class Served:
     """How a workload is served, in the steady state: rates on all devices, and seconds of requests.
 
@@ -186,6 +205,8 @@ class Served:
     cache_most: float
     preemptions: int
     simulated: int
+    pools: Pools | None = None
+    """Where prompts are computed by other devices than answers; `busy` and the caches are then of those for answers."""
 
     def meets(self, latency: float | None, first_token: float | None) -> bool:
         """Returns whether the 95th percentiles are within the targets, and requests do not pile up."""
@@ -223,30 +244,58 @@ def simulate(roofline: Roofline, workload: Workload) -> Served | None:
 
 def outcome(roofline: Roofline, workload: Workload) -> Outcome | None:
     """Returns what became of the requests of one of the groups that share the workload."""
-    capacity, longest = roofline.capacity, workload.longest
-    groups, each = capacity.layout.replicas, workload.drafts + 1
-    stored = Curve(lambda tokens: (_stored(capacity, longest, tokens),), longest + 1)
-    empty = stored.at(0)[0]
-    shared = max(workload.shared(prompt) for prompt, _ in workload.lengths)
-    prefix = stored.at(shared)[0] - empty
-    room = capacity.memory - capacity.fixed(capacity.tightest(longest), longest) - prefix
-    if stored.at(longest)[0] - prefix > room:
+    ready = prepared(roofline, workload, workload.longest, workload.drafts + 1)
+    if ready is None:
         return None
-    _require_few_chunks(workload, capacity.chunk, workload.count(workload.users))
-    times = StepTimes(roofline, chunk=capacity.chunk, longest=longest, each=each)
-    most = min(capacity.chunk * capacity.layout.pp // each, capacity.sequences or MOST_USERS)
+    groups = roofline.capacity.layout.replicas
     users = None if workload.users is None else math.ceil(workload.users / groups)
     group = Group(
-        times,
-        Room(nbytes=room, stored=lambda tokens: stored.at(tokens)[0], sequences=max(1, most)),
-        requests(workload, groups, lambda tokens: stored.at(tokens)[0] - empty),
+        ready.times,
+        ready.room,
+        requests(workload, groups, ready.bytes_of),
         users=users,
         closed=workload.rate is None,
         advance=workload.advance,
         drafting=1 + workload.drafts * workload.draft_cost,
     )
-    step = Curve(lambda past: (*times.decoding(past), stored.at(past + 1)[0]), longest)
-    return group.run(step, workload.count(users), workload.warm(users))
+    return group.run(ready.curve, workload.count(users), workload.warm(users))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """What a group is simulated with: the times of its steps, and its room for caches, by tokens of a sequence."""
+
+    times: StepTimes
+    room: Room
+    stored: Curve
+
+    @property
+    def curve(self) -> Curve:
+        """A sequence's seconds and bytes by its past."""
+        times, stored = self.times, self.stored
+        return Curve(lambda past: (*times.decoding(past), stored.at(past + 1)[0]), stored.points[-1] - 1)
+
+    def bytes_of(self, tokens: int) -> float:
+        """Returns the bytes of cached tokens."""
+        return self.stored.at(tokens)[0] - self.stored.at(0)[0]
+
+
+def prepared(roofline: Roofline, workload: Workload, longest: int, each: int) -> Prepared | None:
+    """Returns what a group computes with, `each` tokens of a sequence at once; None if the `longest` does not fit."""
+    capacity = roofline.capacity
+    stored = Curve(lambda tokens: (_stored(capacity, longest, tokens),), longest + 1)
+    shared = max(workload.shared(prompt) for prompt, _ in workload.lengths)
+    prefix = stored.at(shared)[0] - stored.at(0)[0]
+    room = capacity.memory - capacity.fixed(capacity.tightest(longest), longest) - prefix
+    if stored.at(longest)[0] - prefix > room:
+        return None
+    _require_few_chunks(workload, capacity.chunk, workload.count(workload.users))
+    most = min(capacity.chunk * capacity.layout.pp // each, capacity.sequences or MOST_USERS)
+    return Prepared(
+        times=StepTimes(roofline, chunk=capacity.chunk, longest=longest, each=each),
+        room=Room(nbytes=room, stored=lambda tokens: stored.at(tokens)[0], sequences=max(1, most)),
+        stored=stored,
+    )
 
 
 def _require_few_chunks(workload: Workload, chunk: int, count: int) -> None:
@@ -281,10 +330,10 @@ def _served(found: Outcome, groups: int) -> Served:
         requests_per_second=rate("finished"),
         input_tokens_per_second=rate("inputs"),
         output_tokens_per_second=rate("outputs"),
-        first_token=_spread([r.first - r.arrived for r in counted]),
-        per_token=_spread(slow) if slow else None,
-        request=_spread(whole),
-        sustained=_sustained(begin, end, piled=found.piled),
+        first_token=spread([r.first - r.arrived for r in counted]),
+        per_token=spread(slow) if slow else None,
+        request=spread(whole),
+        sustained=sustained(begin, end, piled=found.piled),
         busy=busy / seconds,
         prefill_share=(end.prefilling - begin.prefilling) / busy,
         concurrency=groups * finished / seconds * sum(whole) / len(whole),
@@ -295,16 +344,23 @@ def _served(found: Outcome, groups: int) -> Served:
     )
 
 
-def _sustained(begin: Tally, end: Tally, *, piled: bool) -> bool:
+def sustained(begin: Tally, end: Tally, *, piled: bool) -> bool:
     """Returns whether about as many requests were served as arrived, and they never `piled` up."""
     arrived, finished = end.arrived - begin.arrived, end.finished - begin.finished
     if piled:
         return False
-    inside = begin.arrived - begin.finished  # which a steady load changes by about its square root
-    return arrived - finished <= max(LEFT_OVER * arrived, 3 * math.sqrt(max(1, inside)))
+    return steady(arrived, arrived - finished, begin.arrived - begin.finished)
 
 
-def _spread(values: list[float]) -> Spread:
+def steady(arrived: int, more: float, inside: float) -> bool:
+    """Returns whether `more` requests than the `inside` ones, of those that arrived, are no pile that grows.
+
+    A steady load changes those inside by about their square root.
+    """
+    return more <= max(LEFT_OVER * arrived, 3 * math.sqrt(max(1, inside)))
+
+
+def spread(values: list[float]) -> Spread:
     """Returns the median and the 95th percentile, interpolated between the nearest two."""
     values = sorted(values)
 
