@@ -35,8 +35,9 @@ def tokens_per_image(spec: Model, images: Tensor | Patches | Pieces | Tiles) -> 
         return [vision.n_tokens] * len(images)
     if not isinstance(images, Patches):
         return [vision.n_tokens] * len(images.flatten(0, -4))
-    merge = vision.projector.merge if isinstance(vision, GridVision) else 1
-    return [frames * rows * columns // merge**2 for frames, rows, columns in images.grids]
+    assert isinstance(vision, GridVision)
+    left = vision.projector.left
+    return [frames * left(rows) * left(columns) for frames, rows, columns in images.grids]
 
 
 def tokens_per_sound(spec: Model, audio: Tensor | Sounds) -> list[int]:
