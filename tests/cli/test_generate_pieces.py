@@ -17,6 +17,7 @@ import torch
 from byte_tokenizer import write_tokenizer
 from click.testing import Result
 from PIL import Image
+from torch.nn.functional import fold
 from transformers import (
     AutoModelForImageTextToText,
     DeepseekV3Config,
@@ -29,6 +30,7 @@ from transformers import (
     MiniMaxM3VLConfig,
     MiniMaxM3VLTextConfig,
     Qwen2Config,
+    Step3p7Config,
 )
 from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 from transformers.models.kimi_k25.configuration_kimi_k25 import Kimi_K25VisionConfig
@@ -93,7 +95,17 @@ def _minimax_m3_vl(**ends: Any) -> MiniMaxM3VLConfig:  # noqa: ANN401
     return MiniMaxM3VLConfig(text_config=text, vision_config=tower, **whole, tie_word_embeddings=False)
 
 
+def _step3p7(**ends: Any) -> Step3p7Config:  # noqa: ANN401
+    own: dict[str, Any] = TEXT | {"head_dim": 16, "num_sliding_attention_heads": 3, "sliding_window": 16}
+    own |= {"layer_types": ["sliding_attention", "full_attention"], "mlp_layer_types": ["dense", "sparse"]}
+    own |= {"n_routed_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 20, "share_expert_dim": 20}
+    own |= {"rope_parameters": dict.fromkeys(own["layer_types"], DEFAULT | {"partial_rotary_factor": 1.0})}
+    sizes: dict[str, Any] = SIZES | {"image_size": 32, "patch_size": 4, "rope_parameters": AXIAL}
+    return Step3p7Config(text_config=own | ends, vision_config=sizes, image_token_id=PLACE)
+
+
 CONFIGS: dict[str, Callable[..., Any]] = {
+    "step3p7": _step3p7,
     "internvl": _internvl,
     "llama4": _llama4,
     "kimi_k25": _kimi_k25,
@@ -101,6 +113,12 @@ CONFIGS: dict[str, Callable[..., Any]] = {
 }
 TILE = {"height": 8, "width": 8}
 SETTINGS: dict[str, dict[str, Any]] = {
+    "step3p7": {
+        "image_processor_type": "Step3p7ImageProcessor",
+        "size": {"height": 32, "width": 32},
+        "patch_size": 16,
+        "vision_patch_size": 4,
+    },
     "internvl": {"image_processor_type": "GotOcr2ImageProcessor", "size": TILE, "max_patches": 4},
     "llama4": {"image_processor_type": "Llama4ImageProcessor", "size": TILE, "max_patches": 4},
     "kimi_k25": {"image_processor_type": "Kimi_K25ImageProcessor", "patch_size": 4, "max_patches": 30},
@@ -159,6 +177,8 @@ def _seen(found: Patches | Pieces, tokenizer: Tokenizer) -> list[int]:
 
 def _given(found: Patches | Pieces, family: str) -> dict[str, Any]:
     """What their model takes of images."""
+    if family == "step3p7":
+        return _views(found)
     if isinstance(found, Pieces):
         return {"pixel_values": found.values}
     values, grids = found.values, torch.tensor(found.grids)
@@ -166,6 +186,17 @@ def _given(found: Patches | Pieces, family: str) -> dict[str, Any]:
         each = zip(values.split(grids.prod(1).tolist()), found.grids, strict=True)
         values = torch.cat([row_by_row(x[None], (h, w), 2)[0] for x, (_, h, w) in each]).unflatten(1, (3, 4, 4))
     return {"pixel_values": values, "image_grid_thw": grids}
+
+
+def _views(found: Patches | Pieces) -> dict[str, Any]:
+    """The pixels of pictures as a whole, and of their tiles, of which there are two and three."""
+    assert isinstance(found, Patches)
+    each = found.values.split([rows * columns for _, rows, columns in found.grids])
+    sides = [4 * rows for _, rows, _ in found.grids]
+    assert sides == [16, 16, 32, 16, 16, 16, 32]
+    views = [fold(x.T[None], side, 4, stride=4) for x, side in zip(each, sides, strict=True)]
+    whole, tiles = (torch.cat([x for x in views if x.shape[2] == side]) for side in (32, 16))
+    return {"pixel_values": whole, "pixel_values_local": tiles, "num_local_patches": torch.tensor([2, 3])}
 
 
 @pytest.mark.parametrize("family", CONFIGS)
