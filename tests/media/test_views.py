@@ -61,7 +61,8 @@ def test_views_are_those_of_transformers(tmp_path: Path) -> None:
     rng, shapes = drawn(), [(31, 130), (200, 90), (5, 19), (5, 21), (40, 40)]
     for _ in range(10):
         patch, stride = rng.randrange(1, 4), rng.choice([2, 4])
-        side, window = (patch * stride * rng.randrange(1, 9) for _ in range(2))
+        least = -(-12 // (patch * stride))  # windows of 12 pixels or more: smaller ones are too many
+        side, window = (patch * stride * rng.randrange(first, 9) for first in (1, least))
         said: dict[str, Any] = {"size": {"height": side, "width": side}, "patch_size": window}
         said |= {"resample": rng.choice([2, 3]), "max_image_size": rng.randrange(50, 150)}
         said |= {key: [rng.uniform(0.2, 0.6) for _ in range(3)] for key in ("image_mean", "image_std")}
@@ -102,12 +103,14 @@ def area(image_CHW: Tensor, height: int, width: int) -> Tensor:
     ("size", "whole", "canvas", "tile"),
     [
         ((700, 600), (700, 600), None, 0),
+        ((728, 700), (728, 700), None, 0),
         ((600, 400), (600, 400), None, 0),  # half again as long is not more
         ((400, 601), (400, 601), (400, 800), 400),
         ((728, 100), (728, 100), (800, 100), 100),
         ((720, 100), (720, 100), (700, 100), 100),  # a rest of a fifth is not more
         ((729, 728), (729, 728), (1008, 1008), 504),
         ((1108, 604), (1108, 604), (1008, 504), 504),  # rests of 100 < 100.8
+        ((1110, 604), (1110, 604), (1512, 504), 504),  # one of 102
         ((300, 1200), (300, 1200), (300, 1512), 504),  # a shorter side stays
         ((300, 1201), (300, 1201), (300, 1200), 300),
         ((4032, 2016), (3024, 1512), (3024, 1512), 504),
@@ -135,6 +138,25 @@ def test_views_are_reckoned_by_hand(
     assert have.grids == ((1, 36, 36),) * (len(views) - 1) + ((1, 52, 52),)
     want = torch.cat([cut(view.float() / 255, 14) for view in views])
     torch.testing.assert_close(have.values, want, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("size", "square", "whole"),
+    [
+        ((31, 125), 125, (125, 125)),
+        ((31, 124), None, (31, 124)),
+        ((32, 200), None, (32, 200)),
+        ((3024, 3000), None, (3024, 3000)),
+        ((3025, 3000), None, (3024, 2999)),  # 3000 x 3024 / 3025 = 2999.008
+        ((30, 6048), 6048, (3024, 3024)),
+    ],
+)
+def test_sizes_before_the_cut_are_reckoned_by_hand(
+    size: tuple[int, int], square: int | None, whole: tuple[int, int], tmp_path: Path
+) -> None:
+    made = reading(tmp_path).cut
+    assert isinstance(made, Views)
+    assert made.plan(*size)[:2] == (square, whole)
 
 
 def test_a_thin_picture_is_made_square_with_zeros(tmp_path: Path) -> None:

@@ -95,8 +95,9 @@ class Preparation:
 
     With a `tiling` it is resized within its tiles, padded with zeros below and on the right, and cut into them. With
     `scaled_first` its numbers are not rounded to bytes after it is resized. With a `Split` it is cut into tiles, of
-    which each becomes patches, with `Views` into views; with `pieces`, into tiles that are images for the tower. What is `by_torch` is resized
-    in bytes with torch's weights, which are rounded to other bits than Pillow's.
+    which each becomes patches, with `Views` into tiles that are resized once more; with `pieces`, into tiles that are
+    images for the tower. What is `by_torch` is resized in bytes with torch's weights, which are rounded to other bits
+    than Pillow's.
     """
 
     mean: tuple[float, ...]

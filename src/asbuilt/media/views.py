@@ -104,5 +104,14 @@ def views_of(reader: ConfigReader, usual: Mapping[str, int]) -> Views:
     most = math.isqrt(MOST_RESIZED // MOST_TILES)
     reader.require("patch_size", fits, f"a multiple of {unit}, a token's pixels, up to {most}")
     longest = reader.size("max_image_size", default=3024, most=MOST_SIDE)
-    sizes = {"side": high, "window": window, "longest": longest, "stride": stride}
-    return Views(patch=patch, frames=1, merge=1, least=0, most=MOST_RESIZED, **sizes)
+    return Views(
+        patch=patch,
+        frames=1,
+        merge=1,
+        least=0,
+        most=MOST_RESIZED,
+        side=high,
+        window=window,
+        longest=longest,
+        stride=stride,
+    )
