@@ -17,7 +17,7 @@ import torch
 from byte_tokenizer import write_tokenizer
 from click.testing import Result
 from PIL import Image
-from torch.nn.functional import fold
+from torch.nn.functional import fold, unfold
 from transformers import (
     AutoModelForImageTextToText,
     DeepseekV3Config,
@@ -225,6 +225,22 @@ def test_pictures_give_the_tokens_that_transformers_gives(run: Run, family: str,
         assert asbuilt.generate(str(folder), marked, images=files, max_new_tokens=NEW) == tokens
         with pytest.raises(asbuilt.InputError, match="wrong number of image placeholders"):
             asbuilt.generate(str(folder), marked, images=files[:1], max_new_tokens=NEW)
+
+
+def test_one_view_of_each_picture_is_read_as_pixels(tmp_path: Path) -> None:
+    folder = tmp_path / "tiny"
+    _folder("step3p7", folder)
+    views = _views(Preparation.read(folder).of(_pictures(tmp_path)))
+    whole, tiles = views["pixel_values"], views["pixel_values_local"][:2]
+    for pixels, n in ((whole, 4), (tiles, 1)):
+        side = pixels.shape[2] // 4
+        patches = Patches(torch.cat([unfold(x[None], 4, stride=4)[0].T for x in pixels]), ((1, side, side),) * 2)
+        prompts = [1, PLACE, 9, PLACE, 10], [1, *[PLACE] * n, 9, *[PLACE] * n, 10]
+        given = [(prompt, images) for prompt in prompts for images in (pixels, patches)]
+        one, *others = (asbuilt.generate(str(folder), ids, images=x, max_new_tokens=NEW) for ids, x in given)
+        assert others == [one] * 3
+    with pytest.raises(asbuilt.InputError, match="wrong image size"):
+        asbuilt.generate(str(folder), [1, PLACE, 9], images=whole[:1, :, :, :30], max_new_tokens=NEW)
 
 
 TEMPLATE = (

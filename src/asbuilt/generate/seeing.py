@@ -27,16 +27,20 @@ def tokens_per_image(spec: Model, images: Tensor | Patches | Pieces | Tiles) -> 
         raise InputError("the model reads no images beside a text", field="images")
     vision = spec.vision
     grids = isinstance(vision, GridVision)
-    if grids != isinstance(images, Patches) or (isinstance(images, Tiles) and not vision.crosses):
-        wanted = "patches and grids" if grids else "pixels (N, C, H, W)"
+    fits = isinstance(images, Patches | Tensor) if grids else not isinstance(images, Patches)
+    if not fits or (isinstance(images, Tiles) and not vision.crosses):
+        wanted = "patches and grids, or pixels (N, C, H, W)" if grids else "pixels (N, C, H, W)"
         given = type(images).__name__
         raise InputError("prepared for another kind of model", field="images", value=given, allowed=wanted)
     if isinstance(images, Tiles | Pieces):
         return [vision.n_tokens] * len(images)
-    if not isinstance(images, Patches):
+    if not isinstance(vision, GridVision):
+        assert isinstance(images, Tensor)
         return [vision.n_tokens] * len(images.flatten(0, -4))
-    assert isinstance(vision, GridVision)
-    left = vision.projector.left
+    left, patch = vision.projector.left, vision.tower.embedding.patch_size
+    if isinstance(images, Tensor):
+        rows, columns = (left(side // patch) for side in images.shape[-2:])
+        return [rows * columns] * len(images.flatten(0, -4))
     return [frames * left(rows) * left(columns) for frames, rows, columns in images.grids]
 
 
