@@ -230,7 +230,9 @@ def test_pictures_give_the_tokens_that_transformers_gives(run: Run, family: str,
 def test_one_view_of_each_picture_is_read_as_pixels(tmp_path: Path) -> None:
     folder = tmp_path / "tiny"
     _folder("step3p7", folder)
-    views = _views(Preparation.read(folder).of(_pictures(tmp_path)))
+    found = Preparation.read(folder).of(_pictures(tmp_path))
+    assert isinstance(found, Patches)
+    views = _views(found)
     whole, tiles = views["pixel_values"], views["pixel_values_local"][:2]
     for pixels, n in ((whole, 4), (tiles, 1)):
         side = pixels.shape[2] // 4
