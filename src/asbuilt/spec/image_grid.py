@@ -118,7 +118,7 @@ class GridVision(Vision):
         n, taps = self.tower.n_layers, self.taps
         whole = isinstance(taps, tuple) and all(type(i) is int and 0 <= i < n for i in taps)
         require(self, "taps", whole and list(taps) == sorted({*taps}), f"ascending numbers from 0 to {n - 1}")
-        merges = isinstance(self.projector, MLPProjector)
+        merges = not isinstance(self.projector, ConvolvedProjector)
         require(self, "taps", merges or not taps, "none beside a projector that is not of squares of patches")
         same = (self.projector.d_in, self.projector.d_out, self.projector.merge)
         alike = all((one.d_in, one.d_out, one.merge) == same for one in self.mergers)
