@@ -257,9 +257,9 @@ def rotaries(draw: DrawFn, d_head: int) -> Rotary:
     if d_rotary % 4 == 0 and draw(st.booleans()):
         return Rotary(d_rotary=d_rotary, theta=theta, pairing=pairing, grid=draw(st.integers(1, 3)))
     if draw(st.booleans()):
-        plane = (
-            st.builds(Plane, alternating=st.booleans(), staggered=st.booleans()) if d_rotary % 4 == 0 else st.nothing()
-        )
+        orders = st.sampled_from(({}, {"alternating": True}, {"columns_first": True}))
+        planes = st.builds(lambda order, staggered: Plane(**order, staggered=staggered), orders, st.booleans())
+        plane = planes if d_rotary % 4 == 0 else st.nothing()
         plane |= st.just(Plane(timed=True)) if d_rotary % 6 == 0 else st.nothing()
         centres = st.builds(Centres, n_side=st.integers(1, 3), n_before=st.integers(0, 2))
         plane |= centres if d_rotary % 4 == 0 else st.nothing()
@@ -1678,10 +1678,15 @@ def grid_seers(draw: DrawFn) -> VisionLanguageModel:
     taps = sorted(draw(st.sets(st.integers(0, tower.n_layers - 1), max_size=most)))
     merge = 2 if taps else draw(st.sampled_from((1, 2)))
     both_ways = draw(st.booleans()) and all(part.sees_images for _, part in walk(text) if isinstance(part, Mixer))
-    projector = mergers(tower.d_model, text.d_model, merge)
+    projected = mergers(tower.d_model, text.d_model, merge)
+    projected |= pooled(tower.d_model, text.d_model, tower.embedding.n_side, st.just(merge))
+    if not taps:
+        sizes = {"d_in": tower.d_model, "d_out": text.d_model, "n_side": tower.embedding.n_side}
+        steps = st.integers(1, 2)
+        projected |= st.builds(lambda n, bias: ConvolvedProjector(**sizes, steps=n, bias=bias), steps, st.booleans())
     vision = GridVision(
         tower=tower,
-        projector=draw(projector | pooled(tower.d_model, text.d_model, tower.embedding.n_side, st.just(merge))),
+        projector=draw(projected),
         both_ways=both_ways,
         in_windows=both_ways and draw(st.booleans()),
         placeholder=draw(st.integers(0, text.n_vocab - 1)),

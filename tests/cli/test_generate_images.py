@@ -87,8 +87,20 @@ def _mistral3(**text: Any) -> Mistral3Config:  # noqa: ANN401
     )
 
 
+def _pixtral(**text: Any) -> LlavaConfig:  # noqa: ANN401
+    tower = PixtralVisionConfig(**SIZES, patch_size=4, image_size=32)
+    return LlavaConfig(
+        text_config=MistralConfig(**text, sliding_window=None),
+        vision_config=tower,
+        image_token_index=PLACE,
+        vision_feature_layer=-1,
+        vision_feature_select_strategy="full",
+    )
+
+
 CONFIGS: dict[str, Callable[..., Any]] = {
     "mistral3": _mistral3,
+    "pixtral": _pixtral,
     "qwen2_5_vl": _qwen2_5,
     "qwen3_vl": _qwen3,
     "llava": _llava,
@@ -125,6 +137,11 @@ def _folder(family: str, folder: Path) -> tuple[Any, Any, int]:
         sizes, kind = {"size": {"longest_edge": 29}, "patch_size": 4}, "PixtralImageProcessorFast"
         processor = PixtralImageProcessorPil(size={"longest_edge": 29}, patch_size=8)  # as in their processor
         (folder / "processor_config.json").write_text(json.dumps({"patch_size": 4, "spatial_merge_size": 2}))
+    elif family == "pixtral":
+        sizes, kind = {"size": {"longest_edge": 29}, "patch_size": {"height": 4, "width": 4}}, "PixtralImageProcessor"
+        processor = PixtralImageProcessorPil(**sizes)
+        said = {"patch_size": 4, "image_token": "[IMG]", "image_break_token": "<br>", "image_end_token": "<end>"}
+        (folder / "processor_config.json").write_text(json.dumps(said))
     elif family == "lfm2_vl":
         sizes, kind, processor = TILES, "Lfm2VlImageProcessorFast", None
     else:
@@ -164,26 +181,28 @@ def _tiles(folder: Path, files: list[Path]) -> tuple[dict[str, Any], list[int]]:
     return {"pixel_values": padded, "pixel_attention_mask": mask, "spatial_shapes": shapes}, [*chain(*seen)]
 
 
-def _theirs(model: Any, processor: Any, files: list[Path], folder: Path) -> list[int]:  # noqa: ANN401
+def _theirs(family: str, model: Any, processor: Any, files: list[Path], folder: Path) -> list[int]:  # noqa: ANN401
     if processor is None:
         given, seen = _tiles(folder, files)
     else:
         given = processor([Image.open(file).convert("RGB") for file in files], return_tensors="pt")
         grids = given.get("image_grid_thw")
         if "image_sizes" in given:
-            return _continued(model, folder, given, _rows(folder, given["image_sizes"].tolist()))
+            after = {"pixtral": ("<br>", "<end>", 4), "mistral3": ("[IMG_BREAK]", "[IMG_END]", 8)}
+            seen = _rows(folder, given["image_sizes"].tolist(), *after[family])
+            return _continued(model, folder, given, seen)
         counts = [4] * len(files) if grids is None else (grids.prod(1) // 4).tolist()
         around = ([], []) if grids is None else ([6], [7])
         seen = [token for n in counts for token in (*around[0], *[PLACE] * n, *around[1])]
     return _continued(model, folder, given, seen)
 
 
-def _rows(folder: Path, sizes: list[list[int]]) -> list[int]:
-    """Rows of placeholders, of 8 pixels each, with a word after each row, another after the last."""
+def _rows(folder: Path, sizes: list[list[int]], between: str, end: str, side: int) -> list[int]:
+    """Rows of placeholders, of `side` pixels each, with a word after each row, another after the last."""
     tokenizer = open_model(folder).tokenizer()
     assert tokenizer is not None
-    after, last = map(tokenizer.encode, ("[IMG_BREAK]", "[IMG_END]"))
-    rows = [(high // 8, [PLACE] * (wide // 8)) for high, wide in sizes]
+    after, last = map(tokenizer.encode, (between, end))
+    rows = [(high // side, [PLACE] * (wide // side)) for high, wide in sizes]
     return [*chain(*([*chain(*[[*row, *after]] * (n - 1)), *row, *last] for n, row in rows))]
 
 
@@ -201,7 +220,7 @@ def test_an_image_gives_the_tokens_that_transformers_gives(run: Run, family: str
     folder = tmp_path / "tiny"
     model, processor, end = _folder(family, folder)
     files = _pictures(tmp_path)
-    want = _theirs(model, processor, files, folder)
+    want = _theirs(family, model, processor, files, folder)
     options = [word for file in files for word in ("--image", file)]
     said = run("generate", folder, PROMPT, *options, "--max-new-tokens", NEW, "--json")
     assert said.exit_code == 0, said.output

@@ -17,6 +17,7 @@ import torch
 from byte_tokenizer import write_tokenizer
 from click.testing import Result
 from PIL import Image
+from torch.nn.functional import fold, unfold
 from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     AutoModelForImageTextToText,
@@ -33,6 +34,7 @@ from transformers import (
     MiniMaxM3VLConfig,
     MiniMaxM3VLTextConfig,
     Qwen2Config,
+    Step3p7Config,
 )
 from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 from transformers.models.kimi_k25.configuration_kimi_k25 import Kimi_K25VisionConfig
@@ -106,7 +108,17 @@ def _gemma4(**ends: Any) -> Gemma4Config:  # noqa: ANN401
     return Gemma4Config(text_config=Gemma4TextConfig(**own, **ends), vision_config=tower, image_token_id=PLACE)
 
 
+def _step3p7(**ends: Any) -> Step3p7Config:  # noqa: ANN401
+    own: dict[str, Any] = TEXT | {"head_dim": 16, "num_sliding_attention_heads": 3, "sliding_window": 16}
+    own |= {"layer_types": ["sliding_attention", "full_attention"], "mlp_layer_types": ["dense", "sparse"]}
+    own |= {"n_routed_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 20, "share_expert_dim": 20}
+    own |= {"rope_parameters": dict.fromkeys(own["layer_types"], DEFAULT | {"partial_rotary_factor": 1.0})}
+    sizes: dict[str, Any] = SIZES | {"image_size": 32, "patch_size": 4, "rope_parameters": AXIAL}
+    return Step3p7Config(text_config=own | ends, vision_config=sizes, image_token_id=PLACE)
+
+
 CONFIGS: dict[str, Callable[..., Any]] = {
+    "step3p7": _step3p7,
     "internvl": _internvl,
     "llama4": _llama4,
     "kimi_k25": _kimi_k25,
@@ -115,6 +127,12 @@ CONFIGS: dict[str, Callable[..., Any]] = {
 }
 TILE = {"height": 8, "width": 8}
 SETTINGS: dict[str, dict[str, Any]] = {
+    "step3p7": {
+        "image_processor_type": "Step3p7ImageProcessor",
+        "size": {"height": 32, "width": 32},
+        "patch_size": 16,
+        "vision_patch_size": 4,
+    },
     "internvl": {"image_processor_type": "GotOcr2ImageProcessor", "size": TILE, "max_patches": 4},
     "llama4": {"image_processor_type": "Llama4ImageProcessor", "size": TILE, "max_patches": 4},
     "kimi_k25": {"image_processor_type": "Kimi_K25ImageProcessor", "patch_size": 4, "max_patches": 30},
@@ -179,6 +197,8 @@ def _seen(found: Patches | Pieces, tokenizer: Tokenizer) -> list[int]:
 
 def _given(found: Patches | Pieces, family: str) -> dict[str, Any]:
     """What their model takes of images."""
+    if family == "step3p7":
+        return _views(found)
     if isinstance(found, Pieces):
         return {"pixel_values": found.values}
     values, grids = found.values, torch.tensor(found.grids)
@@ -194,6 +214,17 @@ def _given(found: Patches | Pieces, family: str) -> dict[str, Any]:
             }
         values = torch.cat(rows)
     return {"pixel_values": values, "image_grid_thw": grids}
+
+
+def _views(found: Patches | Pieces) -> dict[str, Any]:
+    """The pixels of pictures as a whole, and of their tiles, of which there are two and three."""
+    assert isinstance(found, Patches)
+    each = found.values.split([rows * columns for _, rows, columns in found.grids])
+    sides = [4 * rows for _, rows, _ in found.grids]
+    assert sides == [16, 16, 32, 16, 16, 16, 32]
+    views = [fold(x.T[None], side, 4, stride=4) for x, side in zip(each, sides, strict=True)]
+    whole, tiles = (torch.cat([x for x in views if x.shape[2] == side]) for side in (32, 16))
+    return {"pixel_values": whole, "pixel_values_local": tiles, "num_local_patches": torch.tensor([2, 3])}
 
 
 @pytest.mark.parametrize("family", CONFIGS)
@@ -238,6 +269,24 @@ def test_pixels_of_whole_squares_are_read_without_a_file(tmp_path: Path) -> None
     assert have == asbuilt.generate(str(folder), [1, PLACE, 9, PLACE, 10], images=pixels, max_new_tokens=NEW)
     with pytest.raises(asbuilt.InputError, match="wrong image size"):
         asbuilt.generate(str(folder), [1, PLACE, 9], images=pixels[:1, :, :, :77], max_new_tokens=NEW)
+
+
+def test_one_view_of_each_picture_is_read_as_pixels(tmp_path: Path) -> None:
+    folder = tmp_path / "tiny"
+    _folder("step3p7", folder)
+    found = Preparation.read(folder).of(_pictures(tmp_path))
+    assert isinstance(found, Patches)
+    views = _views(found)
+    whole, tiles = views["pixel_values"], views["pixel_values_local"][:2]
+    for pixels, n in ((whole, 4), (tiles, 1)):
+        side = pixels.shape[2] // 4
+        patches = Patches(torch.cat([unfold(x[None], 4, stride=4)[0].T for x in pixels]), ((1, side, side),) * 2)
+        prompts = [1, PLACE, 9, PLACE, 10], [1, *[PLACE] * n, 9, *[PLACE] * n, 10]
+        given = [(prompt, images) for prompt in prompts for images in (pixels, patches)]
+        one, *others = (asbuilt.generate(str(folder), ids, images=x, max_new_tokens=NEW) for ids, x in given)
+        assert others == [one] * 3
+    with pytest.raises(asbuilt.InputError, match="wrong image size"):
+        asbuilt.generate(str(folder), [1, PLACE, 9], images=whole[:1, :, :, :30], max_new_tokens=NEW)
 
 
 TEMPLATE = (

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from asbuilt.kernels.image_grid import (
     cubic_taps,
     joined,
+    linear_taps,
     row_by_row,
     taps,
     text_positions,
@@ -45,6 +46,16 @@ def test_positions_are_interpolated_with_corners_aligned(grid: tuple[int, int], 
     table = torch.randn(side**2, 3, dtype=torch.float64)
     want = F.interpolate(table.T.view(1, 3, side, side), size=grid, mode="bilinear", align_corners=True)
     places, weights = taps(grid, side, table.device)
+    have = (table[places] * weights[..., None]).sum(0)
+    torch.testing.assert_close(have, want[0].flatten(1).T, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+@pytest.mark.parametrize("side", [1, 2, 5, 16])
+def test_positions_are_interpolated_linearly(grid: tuple[int, int], side: int) -> None:
+    table = torch.randn(side**2, 3, dtype=torch.float64)
+    want = F.interpolate(table.T.view(1, 3, side, side), size=grid, mode="bilinear", align_corners=False)
+    places, weights = linear_taps(grid, side, table.device)
     have = (table[places] * weights[..., None]).sum(0)
     torch.testing.assert_close(have, want[0].flatten(1).T, rtol=0, atol=1e-12)
 

@@ -205,7 +205,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "GridPositions": {"interpolation": "corners"},
     "Parallel": {"input_scales": (1.0, 1.0), "output_scales": (1.0, 1.0)},
-    "Plane": {"alternating": False, "staggered": False, "timed": False},
+    "Plane": {"alternating": False, "staggered": False, "columns_first": False, "timed": False},
     "GridVision": {"keep_class": False, "both_ways": False, "in_windows": False, "prefix": False},
     "Sections": {"interleaved": False},
     "PatchEmbedding": {

@@ -13,7 +13,7 @@ from asbuilt.families import ministral3, mistral, pixtral
 from asbuilt.families.shared import row_towers
 from asbuilt.families.shared.family import Family
 from asbuilt.families.shared.image_grid import projector_entries
-from asbuilt.families.shared.key import Flag, Irrelevant, Only, Size, activation, defaults, tied
+from asbuilt.families.shared.key import Flag, Only, Size, activation, defaults, tied
 from asbuilt.families.shared.multimodal import SAME_TIE, SPELLINGS, TEXT, TextOf, placeholder
 from asbuilt.families.shared.parts import expect_whole
 from asbuilt.families.shared.table import ChannelsFirst, TensorTable, respelled
@@ -46,8 +46,6 @@ USUAL_TEXT = {
     "vocab_size": 131072,
 }
 PROJECTOR = {"norm": "norm", "layers_0": "patch_merger.merging_layer", "layers_1": "linear_1", "layers_2": "linear_2"}
-# a tower within a whole: images have the size that comes
-TOWER = (*pixtral.BLOCKS, pixtral.PATCH, Irrelevant("the largest image that the processor makes", "image_size"))
 
 
 def prepared(config: dict[str, Any], name: str) -> dict[str, Any]:
@@ -80,14 +78,13 @@ def build(
 def _names(spec: Model, family: str) -> TensorTable:
     whole = expect_whole(spec, VisionLanguageModel, family)
     tower, text = whole.vision.tower, mistral.FAMILY.table(whole.text)
-    names = replace(pixtral.NAMES, layouts={"embedding.weight": row_towers.patches(tower, family, "vision.tower.")})
     merging, turned = "vision.projector.layers_0.weight", ChannelsFirst(tower.d_model)
     projector = projector_entries(whole, "vision.projector", PROJECTOR, "multi_modal_projector", family)
     again = {f"language_model.{name}": path for name, path in text.duplicates.items()}
     return TensorTable(
         entries=(
             *respelled(text.entries, TEXT),
-            *names.entries(tower, family, "vision.tower.", "vision_tower."),
+            *pixtral.entries(tower, family, "vision.tower.", "vision_tower."),
             *(replace(one, layout=turned) if one.paths == (merging,) else one for one in projector),
         ),
         ignored=text.ignored,
@@ -109,8 +106,8 @@ FAMILY = Family(
             into="images",
             kind="pixtral",
             at="vision.tower",
-            keys=TOWER,
-            otherwise=defaults(TOWER, patch_size=14),
+            keys=pixtral.WITHIN,
+            otherwise=defaults(pixtral.WITHIN, patch_size=14),
         ),
         Size(
             "spatial_merge_size",

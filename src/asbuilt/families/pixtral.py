@@ -15,7 +15,7 @@ from asbuilt.families.shared.image_grid import TowerRope
 from asbuilt.families.shared.key import Irrelevant, Only, Size, activation, depth
 from asbuilt.families.shared.names import Names
 from asbuilt.families.shared.parts import expect_whole
-from asbuilt.families.shared.table import TensorTable
+from asbuilt.families.shared.table import Entry, TensorTable
 from asbuilt.families.shared.towers import SMALL, Pixels
 from asbuilt.spec import ImageEncoder, Model, Plane, RMSNorm
 
@@ -38,6 +38,8 @@ BLOCKS = (  # defaults as in transformers' PixtralVisionConfig
     TowerRope(),
     Irrelevant("a tower of patches has none; left over in older configs", "vocab_size"),
 )
+# of a tower within a whole: images have the size that comes
+WITHIN = (*BLOCKS, PATCH, Irrelevant("the largest image that the processor makes", "image_size"))
 
 
 def axial(images: dict[str, Any], name: str = "") -> dict[str, Any]:
@@ -56,14 +58,18 @@ def tower(images: dict[str, Any]) -> ImageEncoder:
     return row_towers.tower(images, norm, Plane(staggered=True), gated=True, embedding_norm=norm)
 
 
+def entries(tower: ImageEncoder, family: str, path: str = "", stem: str = "") -> list[Entry]:
+    """Returns the entries of the tower at `path`, whose names begin with `stem`."""
+    names = replace(NAMES, layouts={"embedding.weight": row_towers.patches(tower, family, path)})
+    return names.entries(tower, family, path, stem)
+
+
 def _build(*, name: str, **images: Any) -> Model:  # noqa: ANN401
     return replace(tower(images), name=name)
 
 
 def _names(spec: Model, family: str) -> TensorTable:
-    whole = expect_whole(spec, ImageEncoder, family)
-    names = replace(NAMES, layouts={"embedding.weight": row_towers.patches(whole, family)})
-    return TensorTable(entries=tuple(names.entries(whole, family)))
+    return TensorTable(entries=tuple(entries(expect_whole(spec, ImageEncoder, family), family)))
 
 
 FAMILY = Family(

@@ -1,7 +1,7 @@
 """The step3p7 family: a tower with RoPE by column and row, two convolutions that halve its sides, and a step3p5 text.
 
-StepFun 2026, the model card and published code of Step-3.7-Flash. An image is one square here, the processor's global
-view; it cuts a large image into smaller squares too, whose tokens it puts before those of the whole.
+StepFun 2026, the model card and published code of Step-3.7-Flash. Images have any size; the processor makes one square
+of a picture as a whole, of which costs are declared, and cuts a large one into smaller squares before it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from asbuilt.families import step3p5
+from asbuilt.families.shared import row_towers
 from asbuilt.families.shared.dimensions import pre_norm, sized
 from asbuilt.families.shared.family import Family
 from asbuilt.families.shared.image_grid import TowerRope
@@ -24,14 +25,15 @@ from asbuilt.families.shared.towers import CLIP, Nested
 from asbuilt.spec import (
     Block,
     ConvolvedProjector,
+    GridPatches,
+    GridPositions,
+    GridVision,
     ImageEncoder,
     LanguageModel,
     LayerNorm,
-    LearnedPositions,
     Model,
-    PatchEmbedding,
+    Plane,
     Rotary,
-    Vision,
     VisionLanguageModel,
     stored_weights,
 )
@@ -91,7 +93,7 @@ def build(text: LanguageModel, images: dict[str, Any], *, placeholder: int, bias
     made = _tower(**images)
     side = made.embedding.n_side
     projector = ConvolvedProjector(d_in=made.d_model, d_out=text.d_model, n_side=side, steps=STEPS, bias=bias)
-    return VisionLanguageModel.of(text, Vision(tower=made, projector=projector, placeholder=placeholder))
+    return VisionLanguageModel.of(text, GridVision(tower=made, projector=projector, placeholder=placeholder))
 
 
 def _tower(
@@ -105,10 +107,10 @@ def _tower(
 ) -> ImageEncoder:
     """Returns the tower, with learned positions and RoPE, whose branches have learned factors."""
     d_model = sizes["d_model"]
-    embedding = PatchEmbedding(image_size=image_size, patch_size=patch_size, channels=channels, d_model=d_model)
+    embedding = GridPatches(image_size=image_size, patch_size=patch_size, channels=channels, d_model=d_model)
     made = sized(sizes, n_vocab=0, max_positions=embedding.n_tokens, name="tower")
     norm = LayerNorm(d=d_model, eps=eps)
-    rotary = Rotary(d_rotary=made.head_width, theta=theta, pairing="adjacent", grid=embedding.n_side)
+    rotary = Rotary(d_rotary=made.head_width, theta=theta, pairing="adjacent", axes=Plane(columns_first=True))
     attention = made.attention(causal=False, cached=False, bias=True, output_bias=True, positions=rotary)
     block = pre_norm(attention, made.plain(True), norm)
     block = Block(branches=tuple(replace(branch, layer_scale=True) for branch in block.branches))
@@ -117,7 +119,7 @@ def _tower(
         (block,) * made.n_layers,
         None,
         embedding=embedding,
-        positions=LearnedPositions(n_positions=embedding.n_tokens, d_model=d_model),
+        positions=GridPositions(n_side=embedding.n_side, d_model=d_model, interpolation="linear"),
         embedding_norm=norm,
         head=None,
     )
@@ -179,8 +181,9 @@ def _projector_entries(spec: VisionLanguageModel) -> list[Entry]:
 def _names(spec: Model, family: str) -> TensorTable:
     whole = expect_whole(spec, VisionLanguageModel, family)
     projector_of(Parts(whole, family, {}), ConvolvedProjector)
-    text = step3p5.FAMILY.table(whole.text)
-    tower = NAMES.entries(whole.vision.tower, family, "vision.tower.", "vision_model.")
+    text, patches = step3p5.FAMILY.table(whole.text), row_towers.patches(whole.vision.tower, family, "vision.tower.")
+    names = replace(NAMES, layouts={"embedding.weight": patches})
+    tower = names.entries(whole.vision.tower, family, "vision.tower.", "vision_model.")
     joined = (
         replace(one, names=tuple(name.replace(f"{JOINED}.", f"{JOINED}_") for name in one.names)) for one in tower
     )

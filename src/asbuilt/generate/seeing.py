@@ -37,10 +37,11 @@ def tokens_per_image(spec: Model, images: Tensor | Patches | Pieces | Tiles) -> 
     if not isinstance(vision, GridVision):
         assert isinstance(images, Tensor)
         return [vision.n_tokens] * len(images.flatten(0, -4))
-    merge, patch = vision.projector.merge, vision.tower.embedding.patch_size
+    left, patch = vision.projector.left, vision.tower.embedding.patch_size
     if isinstance(images, Tensor):
-        return [(images.shape[-2] // patch) * (images.shape[-1] // patch) // merge**2] * len(images.flatten(0, -4))
-    return [frames * rows * columns // merge**2 for frames, rows, columns in images.grids]
+        rows, columns = (left(side // patch) for side in images.shape[-2:])
+        return [rows * columns] * len(images.flatten(0, -4))
+    return [frames * left(rows) * left(columns) for frames, rows, columns in images.grids]
 
 
 def tokens_per_sound(spec: Model, audio: Tensor | Sounds) -> list[int]:

@@ -79,6 +79,20 @@ def taps(grid: Grid, n_side: int, device: torch.device) -> tuple[Tensor, Tensor]
     return _crossed(axes[0], axes[1], n_side)
 
 
+def linear_taps(grid: Grid, n_side: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Returns the four places (4, P) in a square table around each patch, and their weights, which sum to 1.
+
+    Edges are repeated; the centres of patches lie within the table's area.
+    """
+    axes = []
+    for length in grid:
+        at = (torch.arange(length, dtype=torch.float64, device=device) + 0.5) * n_side / length - 0.5
+        low = at.clamp(min=0).floor()
+        beyond = at.clamp(min=0) - low
+        axes.append([(low.long(), 1 - beyond), ((low + 1).clamp(max=n_side - 1).long(), beyond)])
+    return _crossed(axes[0], axes[1], n_side)
+
+
 def cubic_taps(grid: Grid, n_side: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Returns the sixteen places (16, P) in a square table around each patch, and their weights, which sum to 1.
 

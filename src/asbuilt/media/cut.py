@@ -124,10 +124,12 @@ class Split(Cut):
 class Rows(Cut):
     """Patches of an image that is only ever shrunk, to a longest side; each row of tokens ends with a word.
 
-    Agrawal et al. 2024, Pixtral 12B (arXiv 2410.07073), section 2.1.
+    `after` are the word after each row but the last, and the one after that. Agrawal et al. 2024, Pixtral 12B (arXiv
+    2410.07073), section 2.1.
     """
 
     longest: int
+    after: tuple[str, str] = (BREAK, LAST)
 
     def size(self, height: int, width: int) -> Sides:
         """Returns the size within the longest side, each side rounded up to whole squares."""
@@ -138,8 +140,8 @@ class Rows(Cut):
     def text(self, grid: Grid) -> tuple[str | int, ...]:
         """Returns what stands for an image in a text: rows of tokens, with words between them and at the end."""
         _, rows, columns = grid
-        said = [one for _ in range(rows // self.merge) for one in (columns // self.merge, BREAK)]
-        return (*said[:-1], LAST)
+        said = [one for _ in range(rows // self.merge) for one in (columns // self.merge, self.after[0])]
+        return (*said[:-1], self.after[1])
 
 
 @dataclass(frozen=True, kw_only=True)

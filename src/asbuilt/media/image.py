@@ -39,6 +39,7 @@ from asbuilt.media.sizes import (
     whole_of,
 )
 from asbuilt.media.tiles import Tiling
+from asbuilt.media.views import Plan, Views, views_of
 from asbuilt.nn.image_grid import Patches
 from asbuilt.nn.pieces import Pieces
 from asbuilt.nn.tiles import Tiles
@@ -64,9 +65,10 @@ STRETCHED, FITTED = "GotOcr2ImageProcessor", "Llama4ImageProcessor"
 PADDED = "Kimi_K25ImageProcessor"
 BETWEEN = "MiniMaxM3VLImageProcessor"
 FILLED = "Gemma4ImageProcessor"
+VIEWS = "Step3p7ImageProcessor"
 WORDS = {BETWEEN: ("]<]start of image[>[", "]<]end of image[>[")}
 # Those whose images transformers resizes with torch alone.
-BY_TORCH = (FITTED, PADDED, BETWEEN, FILLED)
+BY_TORCH = (FITTED, PADDED, BETWEEN, FILLED, VIEWS)
 DEFAULTS: dict[str, tuple[tuple[Sequence[float], Sequence[float]], int, dict[str, int], bool]] = {
     "CLIPImageProcessor": (CLIP, BICUBIC, {"shortest_edge": 224}, True),
     "CLIPFeatureExtractor": (CLIP, BICUBIC, {"shortest_edge": 224}, True),
@@ -85,6 +87,7 @@ DEFAULTS: dict[str, tuple[tuple[Sequence[float], Sequence[float]], int, dict[str
     PADDED: (HALF, BICUBIC, {"max_height": 512, "max_width": 512}, False),
     BETWEEN: (CLIP, BICUBIC, {"shortest_edge": 4 * 28 * 28, "longest_edge": 451584}, False),
     FILLED: (((0.0,) * 3, (1.0,) * 3), BICUBIC, {}, False),
+    VIEWS: (CLIP, BILINEAR, {"height": 728, "width": 728}, False),
     **dict.fromkeys(GRIDS, (CLIP, BICUBIC, {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}, False)),
 }
 
@@ -95,8 +98,9 @@ class Preparation:
 
     With a `tiling` it is resized within its tiles, padded with zeros below and on the right, and cut into them. With
     `scaled_first` its numbers are not rounded to bytes after it is resized. With a `Split` it is cut into tiles, of
-    which each becomes patches; with `pieces`, into tiles that are images for the tower. What is `by_torch` is resized
-    in bytes with torch's weights, which are rounded to other bits than Pillow's.
+    which each becomes patches, with `Views` into tiles that are resized once more; with `pieces`, into tiles that are
+    images for the tower. What is `by_torch` is resized in bytes with torch's weights, which are rounded to other bits
+    than Pillow's.
     """
 
     mean: tuple[float, ...]
@@ -135,6 +139,10 @@ class Preparation:
             reader.require("do_resize", resizes, "true: images are resized to whole squares of patches")
             reader.require("do_center_crop", not crops, "false: images of this kind are not cropped")
             made["cut"] = _cut(reader, kind, size, folder)
+        elif kind == VIEWS:
+            reader.require("do_resize", resizes, "true: images are resized to views")
+            reader.require("do_center_crop", not crops, "false: images of this kind are not cropped")
+            made["cut"] = views_of(reader, size)
         elif kind in (STRETCHED, FITTED):
             reader.require("do_resize", resizes, "true: images are resized to tiles")
             reader.require("do_center_crop", not crops, "false: images of this kind are not cropped")
@@ -169,6 +177,8 @@ class Preparation:
             return self._pieces([opened(image) for image in images], self.pieces)
         if isinstance(self.cut, Split):
             return self._splits([opened(image) for image in images], self.cut)
+        if isinstance(self.cut, Views):
+            return self._views([opened(image) for image in images], self.cut)
         read = [self.pixels(opened(image)) for image in images]
         if self.cut is None:
             if len({tuple(one.shape) for one in read}) > 1:
@@ -212,6 +222,24 @@ class Preparation:
             texts.append(cut.tiled(shape, [math.prod(grid) // cut.merge**2 for _, grid in own]))
             found += own
         return Patches(torch.cat([values for values, _ in found]), tuple(grid for _, grid in found), tuple(texts))
+
+    def _views(self, images: Sequence[Image], cut: Views) -> Patches:
+        plans = [cut.plan(image.height, image.width) for image in images]
+        found = [self._seen(_bytes(image), cut, plan) for image, plan in zip(images, plans, strict=True)]
+        own = [cut.patches(self.scaled(view)) for views in found for view in views]
+        values, grids = zip(*own, strict=True)
+        return Patches(torch.cat(values), grids, tuple(map(cut.viewed, plans)))
+
+    def _seen(self, image_CHW: Tensor, cut: Views, plan: Plan) -> list[Tensor]:
+        """Returns the tiles of an image, row by row, and it as a whole, in bytes, each as large as its view is."""
+        if plan.square is not None:
+            image_CHW = F.pad(image_CHW, (0, plan.square - image_CHW.shape[2], 0, plan.square - image_CHW.shape[1]))
+        whole = self._interpolated(self._interpolated(image_CHW, plan.whole), (cut.side, cut.side))
+        if plan.tile == 0:
+            return [whole]
+        canvas = self._interpolated(image_CHW, plan.canvas)
+        tiles = [tile for row in canvas.split(plan.tile, 1) for tile in row.split(plan.tile, 2)]
+        return [*(self._interpolated(tile, (cut.window, cut.window)) for tile in tiles), whole]
 
     def _parts(self, image_CHW: Tensor, cut: Split, shape: tuple[int, int] | None) -> list[Tensor]:
         """Returns the tiles of an image, row by row, and it as a whole, in bytes; of one tile, that alone."""

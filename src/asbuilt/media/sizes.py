@@ -10,7 +10,7 @@ from typing import Any
 from asbuilt.errors import InputError
 from asbuilt.families.shared.reader import ConfigReader, is_whole
 from asbuilt.files import read_object
-from asbuilt.media.cut import MOST_RESIZED, Cut, Filled, Padded, Rows, Split
+from asbuilt.media.cut import BREAK, LAST, MOST_RESIZED, Cut, Filled, Padded, Rows, Split
 from asbuilt.media.pieces import WHOLE, Fitted, Stretched
 from asbuilt.media.tiles import Tiling
 
@@ -132,7 +132,8 @@ def _bounded(reader: ConfigReader, tile: tuple[int, int], most: int) -> None:
 def rows_of(reader: ConfigReader, outer: Mapping[str, Any], usual: Mapping[str, int]) -> Rows:
     """Returns how images are divided into rows of patches, squares of which the processor of texts merges.
 
-    Its own file says the patch's size and how many of them are merged along a side, or the settings' `patch_size` does.
+    Its own file says the patch's size, how many of them are merged along a side and the words after rows, or the
+    settings' `patch_size` does.
     """
     said = whole_of(reader, "size", usual)
     longest = said.get("longest_edge", said.get("height", 0))
@@ -144,8 +145,9 @@ def rows_of(reader: ConfigReader, outer: Mapping[str, Any], usual: Mapping[str, 
     within = ConfigReader(dict(outer), PROCESSOR)
     patch = within.size("patch_size", default=patches["height"], most=256)
     merge = within.size("spatial_merge_size", default=1, most=256)
+    after = within.text("image_break_token", default=BREAK), within.text("image_end_token", default=LAST)
     reader.only("do_pad", True, False, None, reason="models read as many patches as an image has")
-    return Rows(patch=patch, frames=1, merge=merge, least=0, most=MOST_RESIZED, longest=longest)
+    return Rows(patch=patch, frames=1, merge=merge, least=0, most=MOST_RESIZED, longest=longest, after=after)
 
 
 def split_of(reader: ConfigReader, resample: int, outer: Mapping[str, Any]) -> Split:

@@ -19,7 +19,7 @@ from asbuilt.nn.attention import Attention
 from asbuilt.nn.linear import PartModule
 from asbuilt.nn.registry import computes, module
 from asbuilt.nn.step import Step
-from asbuilt.nn.vision import MLPProjector, PatchEmbedding, PooledProjector, Seen, Vision
+from asbuilt.nn.vision import ConvolvedProjector, MLPProjector, PatchEmbedding, PooledProjector, Seen, Vision
 from asbuilt.spec import image_grid
 from asbuilt.spec.part import Kernel
 
@@ -115,7 +115,7 @@ class GridVision(Vision):
     """Images of any size to vectors that replace placeholders, and to those added after the text's first blocks."""
 
     part: image_grid.GridVision
-    projector: MLPProjector | PooledProjector
+    projector: MLPProjector | PooledProjector | ConvolvedProjector
 
     def __init__(self, part: image_grid.GridVision, path: str) -> None:
         super().__init__(part, path)
@@ -127,12 +127,12 @@ class GridVision(Vision):
         groups = self.grouped(images) if isinstance(images, Patches) else [self.of_pixels(images)]
         found: dict[int, list[Tensor]] = {}
         grids: dict[int, tuple[int, int, int]] = {}
-        merge = self.part.projector.merge
+        left = self.part.projector.left
         for alike in groups:
             made = [x.split(alike.frames) for x in self.run(alike.patches, alike.grid, kernel)]
             for i, (which, frames) in enumerate(zip(alike.which, alike.frames, strict=True)):
                 found[which] = [x[i].flatten(0, 1) for x in made]
-                grids[which] = (frames, alike.grid[0] // merge, alike.grid[1] // merge)
+                grids[which] = (frames, left(alike.grid[0]), left(alike.grid[1]))
         kinds = [torch.cat([found[i][kind] for i in range(len(found))]) for kind in range(1 + len(self.part.taps))]
         return Seen(kinds[0], tuple(grids[i] for i in range(len(grids))), tuple(kinds[1:]))
 

@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from asbuilt.kernels.image_grid import cubic_taps, taps, triangle_taps
+from asbuilt.kernels.image_grid import cubic_taps, linear_taps, taps, triangle_taps
 from asbuilt.kernels.rotary import RopeTables, frequencies, tables
 from asbuilt.nn.linear import PartModule
 from asbuilt.nn.registry import computes
 from asbuilt.nn.step import Step
 from asbuilt.spec import positions as spec
 
-TAPS = {"corners": taps, "cubic": cubic_taps, "triangle": triangle_taps}
+TAPS = {"corners": taps, "linear": linear_taps, "cubic": cubic_taps, "triangle": triangle_taps}
 
 
 @computes(spec.BiasTable)

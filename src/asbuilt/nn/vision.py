@@ -197,11 +197,12 @@ class ConvolvedProjector(PartModule):
         if not part.bias:
             self.register_parameter("bias", None)
 
-    def forward(self, x_NPM: Tensor) -> Tensor:
-        """Returns (N, patches left, d_out)."""
-        for i, side in enumerate(self.part.sides[:-1]):
+    def forward(self, x_NPM: Tensor, grid: tuple[int, int] | None = None) -> Tensor:
+        """Returns (N, patches left, d_out); without a `grid` of rows and columns patches are those of a square."""
+        rows, columns = map(self.part.halved, grid or (self.part.n_side, self.part.n_side))
+        for i, sides in enumerate(zip(rows[:-1], columns[:-1], strict=True)):
             conv: Linear = self.get_submodule(f"conv_{i}")  # type: ignore[assignment]  # pyright: ignore
-            edged_NHWM = F.pad(x_NPM.unflatten(1, (side, side)), (0, 0, 1, 1, 1, 1))
+            edged_NHWM = F.pad(x_NPM.unflatten(1, sides), (0, 0, 1, 1, 1, 1))
             patches_NP9 = edged_NHWM.unfold(1, 3, 2).unfold(2, 3, 2).flatten(3).flatten(1, 2)
             del edged_NHWM
             x_NPM = F.linear(patches_NP9, conv.weight.flatten(1), conv.bias)

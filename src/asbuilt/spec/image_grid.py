@@ -15,7 +15,7 @@ from asbuilt.spec.linear import Linear
 from asbuilt.spec.mixer import Mixer
 from asbuilt.spec.part import Pass, Weight, require, require_sizes
 from asbuilt.spec.positions import Rotary
-from asbuilt.spec.vision import MLPProjector, PatchEmbedding, PooledProjector, Vision
+from asbuilt.spec.vision import ConvolvedProjector, MLPProjector, PatchEmbedding, PooledProjector, Vision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,7 @@ class Windowed(Mixer):
 
 @dataclass(frozen=True, kw_only=True)
 class GridVision(Vision):
-    """Images of any size whose merged squares of patches replace `placeholder` tokens in the embedded text.
+    """Images of any size whose projected patches replace `placeholder` tokens in the embedded text.
 
     The output of the tower's blocks in `taps` is merged too, by one of `mergers` each, and the results are added to the
     stream at those tokens after the text's first blocks (DeepStack, Meng et al. 2024, arXiv 2406.04334). The tokens of
@@ -101,8 +101,8 @@ class GridVision(Vision):
     it continues at the largest of them plus 1.
     """
 
-    projector: MLPProjector | PooledProjector
-    """The projector from the tower's output to the text's width."""
+    projector: MLPProjector | PooledProjector | ConvolvedProjector
+    """The projector from the tower's output to the text's width, of squares of patches or by convolutions."""
     taps: tuple[int, ...] = ()
     """Blocks of the tower whose output is added after the text's first blocks, ascending."""
     mergers: tuple[MLPProjector, ...] = ()
@@ -113,13 +113,18 @@ class GridVision(Vision):
         require(self, "tower", self.tower.embedding.any_size, "a model of patches of images of any size")
         for name in ("prefix", "layers"):
             require(self, name, not getattr(self, name), "unset for images of any size")
-        allowed = "a projector of whole squares"
-        require(self, "projector", isinstance(self.projector, MLPProjector | PooledProjector), allowed)
-        whole = self.tower.embedding.n_side % self.projector.merge == 0
-        require(self, "projector", whole, f"squares that divide the {self.tower.embedding.n_side} patches per side")
+        kinds = isinstance(self.projector, MLPProjector | PooledProjector | ConvolvedProjector)
+        require(self, "projector", kinds, "of squares of patches, or convolutions")
+        if not isinstance(self.projector, ConvolvedProjector):
+            n_side = self.tower.embedding.n_side
+            require(
+                self, "projector", n_side % self.projector.merge == 0, f"squares that divide {n_side} patches per side"
+            )
         n, taps = self.tower.n_layers, self.taps
         whole = isinstance(taps, tuple) and all(type(i) is int and 0 <= i < n for i in taps)
         require(self, "taps", whole and list(taps) == sorted({*taps}), f"ascending numbers from 0 to {n - 1}")
+        merges = not isinstance(self.projector, ConvolvedProjector)
+        require(self, "taps", merges or not taps, "none beside a projector that is not of squares of patches")
         same = (self.projector.d_in, self.projector.d_out, self.projector.merge)
         alike = all((one.d_in, one.d_out, one.merge) == same for one in self.mergers)
         require(self, "mergers", alike and len(self.mergers) == len(taps), "one like the projector for each of taps")

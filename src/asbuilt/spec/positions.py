@@ -51,8 +51,8 @@ class LearnedPositions(Part):
         return {"weight": Weight(shape=(self.n_positions + self.offset, self.d_model), role="table")}
 
 
-Interpolation = Literal["corners", "cubic", "triangle"]
-INTERPOLATIONS: tuple[Interpolation, ...] = ("corners", "cubic", "triangle")
+Interpolation = Literal["corners", "linear", "cubic", "triangle"]
+INTERPOLATIONS: tuple[Interpolation, ...] = ("corners", "linear", "cubic", "triangle")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +61,9 @@ class GridPositions(Part):
 
     With "corners", patch (r, c) of (h, w) is at (r (n_side - 1) / (h - 1), c (n_side - 1) / (w - 1)) of the table; the
     four vectors around it are averaged by their nearness (bilinear, corners aligned), as in Qwen3-VL's published code.
-    Otherwise it is at ((r + 1/2) n_side / h - 1/2, (c + 1/2) n_side / w - 1/2): with "cubic" amid sixteen vectors that
-    are weighed by the kernel of Keys 1981 with a = -3/4 (bicubic), as in MoonViT's (Kimi Team 2025, arXiv 2504.07491);
+    Otherwise it is at ((r + 1/2) n_side / h - 1/2, (c + 1/2) n_side / w - 1/2): with "linear" amid the four vectors
+    around it, as in Step-3.7's published code; with "cubic" amid sixteen vectors that are weighed by the kernel of
+    Keys 1981 with a = -3/4 (bicubic), as in MoonViT's (Kimi Team 2025, arXiv 2504.07491);
     with "triangle" amid those nearer than s = max(1, n_side / h) along rows and likewise along columns, weighed by
     1 - distance / s (bilinear, antialiased), as in SigLIP 2's (Tschannen et al. 2025, arXiv 2502.14786).
     """
@@ -73,7 +74,7 @@ class GridPositions(Part):
     d_model: int
     """Width of the residual stream."""
     interpolation: Interpolation = "corners"
-    """Which vectors are averaged, and by which weights: `corners`, `cubic` or `triangle`."""
+    """Which vectors are averaged, and by which weights: `corners`, `linear`, `cubic` or `triangle`."""
 
     def __post_init__(self) -> None:
         require_sizes(self, "n_side", "d_model")
@@ -324,9 +325,9 @@ class Plane(Part):
     """Half of the pairs are rotated by a patch's row, the other half by its column, both from 0.
 
     Both halves have the same frequencies, theta^(-4i/d_rotary); if `staggered`, columns have those between,
-    theta^(-(4i + 2)/d_rotary) (Pixtral: Agrawal et al. 2024, arXiv 2410.07073). Rows have the first half; if
-    `alternating`, pairs take turns, a column's first (MoonViT: Kimi Team 2025, arXiv 2504.07491). In a text both
-    coordinates are the position.
+    theta^(-(4i + 2)/d_rotary) (Pixtral: Agrawal et al. 2024, arXiv 2410.07073). Rows have the first half, or with
+    `columns_first` columns; if `alternating`, pairs take turns, a column's first (MoonViT: Kimi Team 2025, arXiv
+    2504.07491). In a text both coordinates are the position.
 
     If `timed`, a third of the pairs, the first, is rotated by time, which is 0 in an image; all thirds have the
     frequencies theta^(-6i/d_rotary), as in MiniMax-M3's published code.
@@ -336,13 +337,17 @@ class Plane(Part):
     """Whether pairs of columns and of rows take turns."""
     staggered: bool = False
     """Whether frequencies of columns lie between those of rows."""
+    columns_first: bool = False
+    """Whether the first half of the pairs is rotated by columns."""
     timed: bool = False
     """Whether a third of the pairs is rotated by time."""
 
     def __post_init__(self) -> None:
-        require_flags(self, "alternating", "staggered", "timed")
-        for name in ("alternating", "staggered"):
+        require_flags(self, "alternating", "staggered", "columns_first", "timed")
+        for name in ("alternating", "staggered", "columns_first"):
             require(self, name, not (self.timed and getattr(self, name)), "false beside pairs of time")
+        halves = not (self.alternating and self.columns_first)
+        require(self, "columns_first", halves, "false beside pairs that take turns, a column's first")
 
     @property
     def unit(self) -> int:
@@ -354,7 +359,9 @@ class Plane(Part):
         if self.timed:
             return tuple(axis for axis in range(3) for _ in range(n_pairs // 3))
         half = n_pairs // 2
-        return (2, 1) * half if self.alternating else (1,) * half + (2,) * half
+        if self.alternating:
+            return (2, 1) * half
+        return (2,) * half + (1,) * half if self.columns_first else (1,) * half + (2,) * half
 
     def frequencies(self, d_rotary: int, theta: float) -> tuple[float, ...]:
         """Returns radians per row or column for each pair."""
@@ -363,7 +370,7 @@ class Plane(Part):
             return tuple(rows * 3)
         columns = [theta ** (-(4 * i + 2) / d_rotary) for i in range(d_rotary // 4)] if self.staggered else rows
         if not self.alternating:
-            return (*rows, *columns)
+            return (*columns, *rows) if self.columns_first else (*rows, *columns)
         return tuple(frequency for pair in zip(columns, rows, strict=True) for frequency in pair)
 
 

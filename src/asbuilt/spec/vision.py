@@ -249,6 +249,10 @@ class MLPProjector(Mapped):
         """Returns the number of output vectors."""
         return -(-n_patches // self.every) // self.joined
 
+    def left(self, side: int) -> int:
+        """Returns how many rows, or columns, of vectors are left of `side` patches."""
+        return side // self.merge
+
     def fits(self, n_patches: int, n_side: int) -> bool:
         """Returns whether `n_patches` patches, `n_side` per side, are a valid input."""
         if self.merge == 1:
@@ -312,6 +316,10 @@ class PooledProjector(Part):
         """Patches per side that become one vector."""
         return self.pool
 
+    def left(self, side: int) -> int:
+        """Returns how many rows, or columns, of vectors are left of `side` patches."""
+        return side // self.pool
+
     def n_tokens(self, n_patches: int) -> int:
         """Returns the number of output vectors."""
         return (self.n_side // self.pool) ** 2
@@ -343,7 +351,8 @@ class PooledProjector(Part):
 class ConvolvedProjector(Part):
     """W x + b of each patch of what `steps` convolutions leave of an image, each with 3 x 3 patches and a stride of 2.
 
-    Each halves rows and columns, rounding up, and doubles the width. Edges are padded with zeros.
+    Each halves rows and columns, rounding up, and doubles the width. Edges are padded with zeros. Of images of any
+    size `n_side` says the patches of those whose costs are declared.
     """
 
     kind = "projector"
@@ -364,12 +373,25 @@ class ConvolvedProjector(Part):
         require_flags(self, "bias")
 
     @property
+    def merge(self) -> int:
+        """Patches per side of a square that becomes one vector: convolutions read patches of a grid of any size."""
+        return 1
+
+    @property
     def sides(self) -> tuple[int, ...]:
         """Patches per side, first and after each convolution."""
-        sides = [self.n_side]
+        return self.halved(self.n_side)
+
+    def halved(self, side: int) -> tuple[int, ...]:
+        """Returns how many rows, or columns, there are of `side`, first and after each convolution."""
+        sides = [side]
         for _ in range(self.steps):
             sides.append(-(-sides[-1] // 2))
         return tuple(sides)
+
+    def left(self, side: int) -> int:
+        """Returns how many rows, or columns, of vectors are left of `side` patches."""
+        return self.halved(side)[-1]
 
     @property
     def widths(self) -> tuple[int, ...]:

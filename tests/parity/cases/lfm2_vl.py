@@ -44,7 +44,8 @@ class Seeing(SeeingRows):
 def config(rng: Random, merge: int, *, normed: bool, bias: bool, **more: object) -> Lfm2VlConfig:
     """A config of a small tower beside a text of convolutions and attention."""
     text = hybrid(rng, Lfm2Config, layer_types=[CONV, FULL, CONV], block_multiple_of=3, **more)
-    heads, side = rng.choice([2, 3]), rng.choice([2, 4, 7, 12])
+    # some image has fewer columns than the table of positions: in others antialiasing changes nothing
+    heads, side = rng.choice([2, 3]), rng.choice([4, 5, 7, 12])
     images = Siglip2VisionConfig(
         hidden_size=heads * rng.choice([7, 10]),
         intermediate_size=rng.randrange(20, 40),

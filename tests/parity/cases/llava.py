@@ -1,24 +1,52 @@
-"""llava: a tower read below its last layer, its class token left out or kept, projectors with and without biases."""
+"""llava: CLIP's tower read below its last layer, its class token left out or kept; Pixtral's of images of any size."""
 
 from __future__ import annotations
 
 from functools import partial
 from random import Random
+from typing import Any
 
+from drawn import WINDOW
 from drawn import draw as text
-from harness import Draw, ParityCase
+from harness import Draw, Inputs, ParityCase, Trace
 from seeing import Seeing
-from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig
+from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, MistralConfig, PreTrainedModel
 
-from cases.vit import ACTIVATIONS, tower
+from asbuilt.nn.model import Model
+from asbuilt.spec import GridVision, VisionLanguageModel
+from asbuilt.spec import Model as ModelSpec
+from asbuilt.spec.part import Kernel
+from cases import mistral3
+from cases.vit import ACTIVATIONS
+from cases.vit import tower as clip
 
 
-def draw(rng: Random, **more: object) -> LlavaConfig:
-    """A config of a small tower and a small text; `more` overrides."""
-    inner = text(rng, LlamaConfig)
+class EitherTower(Seeing):
+    """Images of one size, or of any as mistral3's tower reads them."""
+
+    any_size = mistral3.Seeing()
+
+    def inputs(self, rng: Random, spec: ModelSpec) -> Inputs:
+        """Returns what the tower of this text reads."""
+        assert isinstance(spec, VisionLanguageModel)
+        found = isinstance(spec.vision, GridVision)
+        return self.any_size.inputs(rng, spec) if found else super().inputs(rng, spec)
+
+    def theirs(self, model: PreTrainedModel, inputs: Inputs) -> Trace:
+        """The stream and the logits, with images and without."""
+        return self.any_size.theirs(model, inputs) if "squares" in inputs else super().theirs(model, inputs)
+
+    def ours(self, model: Model, inputs: Inputs, kernel: Kernel = "fused") -> Trace:
+        """The same of our model."""
+        sees = self.any_size if "squares" in inputs else super()
+        return sees.ours(model, inputs, kernel)
+
+
+def around(rng: Random, inner: Any, tower: Any, **more: object) -> LlavaConfig:  # noqa: ANN401  # of two families each
+    """A config of a tower and a text; `more` overrides."""
     return LlavaConfig(
         text_config=inner,
-        vision_config=CLIPVisionConfig(**tower(rng)),
+        vision_config=tower,
         image_token_index=rng.randrange(inner.vocab_size),
         projector_hidden_act=rng.choice(ACTIVATIONS),
         tie_word_embeddings=inner.tie_word_embeddings,
@@ -26,16 +54,30 @@ def draw(rng: Random, **more: object) -> LlavaConfig:
     )
 
 
+def draw(rng: Random, **more: object) -> LlavaConfig:
+    """A config of CLIP's tower before a llama; `more` overrides."""
+    return around(rng, text(rng, LlamaConfig), CLIPVisionConfig(**clip(rng, num_hidden_layers=3)), **more)
+
+
+def pixtral(rng: Random, **more: object) -> LlavaConfig:
+    """A config of Pixtral's tower, of two layers, before a mistral with a window; `more` overrides."""
+    inner = text(rng, MistralConfig, sliding_window=WINDOW)
+    every: dict[str, object] = {"vision_feature_layer": -1, "vision_feature_select_strategy": "full"}
+    return around(rng, inner, mistral3.tower(rng, n_layers=2), **every, **more)
+
+
 CONFIGS: dict[str, Draw] = {
     "below": partial(draw, vision_feature_layer=-2, multimodal_projector_bias=True),
     "full": partial(
-        draw, vision_feature_layer=1, vision_feature_select_strategy="full", multimodal_projector_bias=False
+        draw, vision_feature_layer=2, vision_feature_select_strategy="full", multimodal_projector_bias=False
     ),
+    "pixtral": partial(pixtral, multimodal_projector_bias=True),
 }
 CASE = ParityCase(
     family="llava",
     configs=CONFIGS,
-    kind=Seeing(),
-    idle=("vision.tower.blocks.1.", "vision.tower.norm"),  # above the layer that is read
+    kind=EitherTower(),
+    idle=("vision.tower.blocks.2.", "vision.tower.norm"),  # above the layer of CLIP's tower that is read
     inert_weights={"k.bias": "adds the same number to every score of a query, which softmax does not see"},
+    inert_fields=mistral3.COSTS,
 )

@@ -33,22 +33,26 @@ class Seeing(SeeingRows):
         return {name: inputs[name] for name in ("input_ids", "pixel_values", "image_sizes")}
 
 
-def config(rng: Random, text: Any, merge: int, bias: bool) -> Mistral3Config:  # noqa: ANN401  # of two families
-    """A config of a small tower beside a text."""
+def tower(rng: Random, n_layers: int = 3) -> PixtralVisionConfig:
+    """A config of a small tower."""
     heads = rng.choice([2, 3])
-    images = PixtralVisionConfig(
+    return PixtralVisionConfig(
         hidden_size=heads * rng.choice([8, 12]),
         intermediate_size=rng.randrange(20, 40),
-        num_hidden_layers=3,
+        num_hidden_layers=n_layers,
         num_attention_heads=heads,
         num_channels=rng.randrange(1, 4),
         patch_size=rng.randrange(2, 4),
         hidden_act=rng.choice(["silu", "gelu"]),
         rope_parameters={"rope_type": "axial", "rope_theta": rng.uniform(5.0, 50.0)},
     )
+
+
+def config(rng: Random, text: Any, merge: int, bias: bool) -> Mistral3Config:  # noqa: ANN401  # of two families
+    """A config of a small tower beside a text."""
     return Mistral3Config(
         text_config=text,
-        vision_config=images,
+        vision_config=tower(rng),
         image_token_index=rng.randrange(text.vocab_size),
         projector_hidden_act=rng.choice(["gelu", "relu"]),
         multimodal_projector_bias=bias,

@@ -1,4 +1,4 @@
-"""step3p7: texts of both kinds of layers, some clamped, after an image of which two convolutions leave few tokens."""
+"""step3p7: texts of both kinds of layers, some clamped, after pictures in views of two sizes, each of few tokens."""
 
 from __future__ import annotations
 
@@ -6,10 +6,69 @@ from functools import partial
 from random import Random
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from drawn import D_HEAD, WINDOW
-from harness import TOKENS, Draw, ParityCase
+from harness import TOKENS, Draw, Inputs, ParityCase, Trace, random_tokens
+from images import Traced
 from seeing import Seeing
 from transformers import Step3p7Config
+
+from asbuilt.nn.image_grid import Patches
+from asbuilt.nn.model import Model
+from asbuilt.spec import Model as ModelSpec
+from asbuilt.spec import VisionLanguageModel
+from asbuilt.spec.part import Kernel
+
+LOCAL = (2, 0, 1)  # smaller views before each picture as a whole: one picture in the first text, two in the second
+
+
+class Views(Seeing):
+    """Pictures as a whole, the tower's own size, and smaller views of some, whose positions are interpolated."""
+
+    def inputs(self, rng: Random, spec: ModelSpec) -> Inputs:
+        """Returns texts with a placeholder for each token of their views, and the views' pixels."""
+        assert isinstance(spec, VisionLanguageModel)
+        vision, embedding = spec.vision, spec.vision.tower.embedding
+        token, sides = vision.placeholder, (embedding.n_side - 2, embedding.n_side)
+        small, whole = (vision.projector.left(side) ** 2 for side in sides)  # type: ignore[union-attr]  # pyright: ignore
+        tokens = random_tokens(rng, spec.n_vocab)
+        tokens[tokens == token] = (token + 1) % spec.n_vocab
+        for row, runs in enumerate(((small, small, whole), (whole, small, whole))):
+            at = 0
+            for n in runs:
+                at += rng.randrange(1, 4)
+                tokens[row, at : at + n] = token
+                at += n
+        generator = torch.Generator().manual_seed(rng.randrange(2**32))
+        pixels = [
+            torch.randn(3, embedding.channels, *[side * embedding.patch_size] * 2, generator=generator)
+            for side in sides
+        ]
+        given = {"pixel_values": pixels[1], "pixel_values_local": pixels[0], "num_local_patches": torch.tensor(LOCAL)}
+        return {"input_ids": tokens, **given}
+
+    @torch.inference_mode()
+    def ours(self, model: Model, inputs: Inputs, kernel: Kernel = "fused") -> Trace:
+        """The stream and the logits of our model, with images and without."""
+        traces: Trace = {}
+        for place, images in (("", views(model, inputs)), ("text.", None)):
+            with Traced(model, place) as traced:
+                logits = model(inputs["input_ids"], images=images, kernel=kernel)
+            del traced.trace[f"{place}blocks.{len(model.blocks) - 1}"]
+            traces |= traced.trace | {f"{place}head": logits}
+        return traces
+
+
+def views(model: Model, inputs: Inputs) -> Patches:
+    """The views as our model takes them: patches of each picture's smaller ones, then of it as a whole."""
+    assert isinstance(model.spec, VisionLanguageModel)
+    p = model.spec.vision.tower.embedding.patch_size
+    small, whole = (iter(inputs[name]) for name in ("pixel_values_local", "pixel_values"))
+    found = [next(one) for n in LOCAL for one in (*[small] * n, whole)]
+    grids = tuple((1, x.shape[1] // p, x.shape[2] // p) for x in found)
+    return Patches(torch.cat([F.unfold(x[None], p, stride=p)[0].T for x in found]), grids)
+
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -79,4 +138,5 @@ CONFIGS: dict[str, Draw] = {
     ),
 }
 
-CASE = ParityCase(family="step3p7", configs=CONFIGS, kind=Seeing())
+COSTS = {"vision.tower.embedding.image_size": "says of which images the costs are declared"}
+CASE = ParityCase(family="step3p7", configs=CONFIGS, kind=Views(), inert_fields=COSTS)

@@ -56,7 +56,7 @@ IRRELEVANT = {
             use_cache output_attentions output_hidden_states output_past return_dict torchscript use_bfloat16
             tf_legacy_loss chunk_size_feed_forward _attn_implementation attn_implementation
             _attn_implementation_autoset _flash_attn_2_enabled use_flash_attention_2 experts_implementation
-            is_decoder tie_last_hidden_states cache_implementation keys_to_ignore_at_inference xla_device
+            is_decoder is_composition tie_last_hidden_states cache_implementation keys_to_ignore_at_inference xla_device
             output_router_logits num_logits_to_keep pretraining_tp pretraining_pp
         """,
         "names code or settings of other programs": """

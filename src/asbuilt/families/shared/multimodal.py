@@ -127,13 +127,17 @@ def projector_of(parts: Parts, kind: type[P]) -> P:
     return parts.expect(vision_of(parts).projector, kind, "vision.projector")
 
 
-def multimodal_table(spec: VisionLanguageModel, text: TensorTable, projector: list[Entry], family: str) -> TensorTable:
-    """Returns the table of a text's table, a tower and a projector."""
-    entries = (
-        *respelled(text.entries, TEXT),
-        *NAMES.entries(spec.vision.tower, family, "vision.tower.", "vision_tower."),
-        *projector,
-    )
+def multimodal_table(
+    spec: VisionLanguageModel,
+    text: TensorTable,
+    projector: list[Entry],
+    family: str,
+    tower: list[Entry] | None = None,
+) -> TensorTable:
+    """Returns the table of a text's table, a tower and a projector; CLIP's names unless the `tower` has others."""
+    if tower is None:
+        tower = NAMES.entries(spec.vision.tower, family, "vision.tower.", "vision_tower.")
+    entries = (*respelled(text.entries, TEXT), *tower, *projector)
     again = {"language_model.lm_head.weight", "lm_head.weight"} if text.duplicates else set()
     return TensorTable(
         entries=entries,

@@ -5,6 +5,7 @@ ViT, CLIP and SigLIP differ in what stands around the same blocks: LayerNorm bef
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -193,3 +194,26 @@ class Nested:
         inner = written(self.keys, Parts(parts.at(self.at), parts.family, carried, parts))
         found = {**carried, **inner, "model_type": self.kind}
         return {self.key: {key: value for key, value in found.items() if value is not DROPPED}}
+
+
+class NestedOf:
+    """An object that is one of several kinds, the first where it names none; each is `into` an argument of its own.
+
+    A spec is written as the kind that `told` names from its parts.
+    """
+
+    def __init__(self, *kinds: Nested, told: Callable[[Parts], str]) -> None:
+        self.key, self.kinds, self.told = kinds[0].key, {one.kind: one for one in kinds}, told
+
+    def read(self, reader: ConfigReader, values: Values) -> None:
+        """Reads the object; raises InputError for one of another kind."""
+        inner, usual = reader.nested(self.key), next(iter(self.kinds))
+        kind = usual if inner is None else inner.config.get("model_type", usual)
+        if not isinstance(kind, str) or kind not in self.kinds:
+            assert inner is not None
+            raise inner.error("model_type", "not a tower of this family", value=kind, allowed=" or ".join(self.kinds))
+        self.kinds[kind].read(reader, values)
+
+    def write(self, parts: Parts) -> dict[str, Any]:
+        """Returns the object of the spec's kind."""
+        return self.kinds[self.told(parts)].write(parts)
