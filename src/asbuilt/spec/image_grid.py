@@ -121,8 +121,8 @@ class GridVision(Vision):
                 self, "projector", n_side % self.projector.merge == 0, f"squares that divide {n_side} patches per side"
             )
         n, taps = self.tower.n_layers, self.taps
-        whole = isinstance(taps, tuple) and all(type(i) is int and 0 <= i < n for i in taps)
-        require(self, "taps", whole and list(taps) == sorted({*taps}), f"ascending numbers from 0 to {n - 1}")
+        listed = isinstance(taps, tuple) and all(type(i) is int and 0 <= i < n for i in taps)
+        require(self, "taps", listed and list(taps) == sorted({*taps}), f"ascending numbers from 0 to {n - 1}")
         merges = not isinstance(self.projector, ConvolvedProjector)
         require(self, "taps", merges or not taps, "none beside a projector that is not of squares of patches")
         same = (self.projector.d_in, self.projector.d_out, self.projector.merge)
