@@ -6,13 +6,14 @@ Shapes: batch B, new tokens T, model width M.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from statistics import NormalDist
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from asbuilt.kernels import native
+from asbuilt.kernels import gates, native
 from asbuilt.nn.linear import Linear, PartModule
 from asbuilt.nn.registry import computes
 from asbuilt.nn.step import Step
@@ -20,9 +21,9 @@ from asbuilt.spec import feedforward as spec
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "silu": F.silu,
+    "gelu": partial(gates.activated, name="gelu"),
+    "gelu_tanh": partial(gates.activated, name="gelu_tanh"),
+    "silu": partial(gates.activated, name="silu"),
     "quick_gelu": lambda x: F.silu(1.702 * x) / 1.702,
     "relu2": lambda x: _squared(F.relu(x)),
 }
@@ -97,7 +98,10 @@ class GatedMLP(PartModule):
             made = native.gated_product(gate, up, self.named)
             if made is not None:
                 return self.down(made)
-        hidden = self.activation(gate if self.gate_scale == 1.0 else gate * self.gate_scale)
+        gate = gate if self.gate_scale == 1.0 else gate * self.gate_scale
+        if self.named in gates.VALUES and torch.is_grad_enabled() and (gate.requires_grad or up.requires_grad):
+            return self.down(gates.GatedProduct.apply(gate, up, self.named))
+        hidden = self.activation(gate)
         # autograd saves the factors; without it the product can be in place
         return self.down(hidden * up if torch.is_grad_enabled() else hidden.mul_(up))
 
