@@ -145,7 +145,7 @@ def turns(joined_BTHD: Tensor, cos: Tensor, sin: Tensor) -> bool:
 def turned_apart(
     joined_BTHD: Tensor, counts: tuple[int, int, int], cos: Tensor, sin: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns q, k and v (B, T, heads, D) of so many heads each, q and k with RoPE over halves, if the library `turns`."""
+    """Returns q, k and v (B, T, heads, D), of so many heads each, q and k with RoPE over halves; if it `turns` them."""
     B, T, _, D = joined_BTHD.shape
     q, k, v = (joined_BTHD.new_empty(B, T, count, D) for count in counts)
     _turned(joined_BTHD, (q, k, v), cos, sin, native.library(), back=False)

@@ -61,7 +61,7 @@ class GatedMLPMemory(MappedMemory[GatedMLP]):
     """Memory of three linear maps, an activation and a product."""
 
     def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """The input, both maps' results and down's input; of an activation that is not smooth its result (relu's alone)."""
+        """The input, both maps' results and down's input; the activated gate unless it is smooth, for relu it alone."""
         part = self.part
         wide = run.rows * part.d_ff
         before = () if part.activation == "relu" else ("gate",)
