@@ -41,14 +41,14 @@ struct GeluTanh {
   static float slope(float x) { return 1.5957691216f * (1.0f + 0.134145f * x * x); }
 };
 
-// y = act(x), times `up` if there is one.
+// y = act(x), or with `dy` its gradient dy act'(x), act'(x) = s + x s (1 - s) u'.
 template <class F, class A>
-void activated(const typename F::Stored* __restrict x, const typename F::Stored* __restrict up, int64_t n,
+void activated(const typename F::Stored* __restrict x, const typename F::Stored* __restrict dy, int64_t n,
                typename F::Stored* __restrict y) {
-  if (up) {
+  if (dy) {
     for (int64_t i = 0; i < n; ++i) {
-      const float in = F::one(x[i]);
-      y[i] = F::narrow(in * opened(A::inner(in)) * F::one(up[i]));
+      const float in = F::one(x[i]), s = opened(A::inner(in));
+      y[i] = F::narrow(F::one(dy[i]) * (s + in * s * (1.0f - s) * A::slope(in)));
     }
   } else {
     for (int64_t i = 0; i < n; ++i) {
@@ -58,34 +58,11 @@ void activated(const typename F::Stored* __restrict x, const typename F::Stored*
   }
 }
 
-// dx = dy up act'(x) and dup = dy act(x), act'(x) = s + x s (1 - s) u'.
-template <class F, class A>
-void activated_gradient(const typename F::Stored* __restrict x, const typename F::Stored* __restrict up,
-                        const typename F::Stored* __restrict dy, int64_t n, typename F::Stored* __restrict dx,
-                        typename F::Stored* __restrict dup) {
-  if (up) {
-    for (int64_t i = 0; i < n; ++i) {
-      const float in = F::one(x[i]), d = F::one(dy[i]), s = opened(A::inner(in)), made = in * s;
-      dx[i] = F::narrow(d * F::one(up[i]) * (s + made * (1.0f - s) * A::slope(in)));
-      dup[i] = F::narrow(d * made);
-    }
-  } else {
-    for (int64_t i = 0; i < n; ++i) {
-      const float in = F::one(x[i]), d = F::one(dy[i]), s = opened(A::inner(in));
-      dx[i] = F::narrow(d * (s + in * s * (1.0f - s) * A::slope(in)));
-    }
-  }
-}
-
 template <class F, class A>
 void activate_run(const Activated& job, int64_t first, int64_t last) {
   using S = typename F::Stored;
-  const auto at = [&](const void* from) { return from ? static_cast<const S*>(from) + first : nullptr; };
-  const auto to = [&](void* from) { return from ? static_cast<S*>(from) + first : nullptr; };
-  if (job.dy)
-    activated_gradient<F, A>(at(job.x), at(job.up), at(job.dy), last - first, to(job.dx), to(job.dup));
-  else
-    activated<F, A>(at(job.x), at(job.up), last - first, to(job.y));
+  activated<F, A>(static_cast<const S*>(job.x) + first, job.dy ? static_cast<const S*>(job.dy) + first : nullptr,
+                  last - first, static_cast<S*>(job.y) + first);
 }
 
 void activate(const Activated& job, int64_t first, int64_t last) {

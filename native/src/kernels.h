@@ -78,8 +78,8 @@ struct ManyRows {
 struct Activated {
   bool narrow;
   int activation;  // 0 SiLU, 1 tanh-approximated GELU
-  const void *x, *up, *dy;  // `up` null for an activation alone
-  void *y, *dx, *dup;
+  const void *x, *dy;
+  void* y;  // with `dy` dx
 };
 
 // RMSNorm of contiguous rows, and with `dy` its gradients: `y` is then dx.

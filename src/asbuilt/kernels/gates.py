@@ -1,4 +1,4 @@
-"""Smooth activations, alone and times a factor, under autograd: nothing is saved but what they read."""
+"""Smooth activations under autograd: nothing is saved but what they read."""
 
 from __future__ import annotations
 
@@ -39,32 +39,12 @@ class Activated(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, name: str) -> Tensor:  # noqa: ANN401, D102
         ctx.save_for_backward(x)
         ctx.named = name
-        made = native_gradients.activated(x, None, name)
+        made = native_gradients.activated(x, name)
         return VALUES[name](x) if made is None else made
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401, D102  # pyright: ignore[reportIncompatibleMethodOverride]
         (x,) = ctx.saved_tensors
-        found = native_gradients.activated_gradient(x, None, dy, ctx.named)
-        return GRADIENTS[ctx.named](dy, x) if found is None else found[0], None
-
-
-class GatedProduct(torch.autograd.Function):
-    """act(gate) * up; the backward pass activates the gate again: dup = dy act(gate), dgate = dy up act'(gate)."""
-
-    @staticmethod
-    def forward(ctx: Any, gate: Tensor, up: Tensor, name: str) -> Tensor:  # noqa: ANN401, D102
-        ctx.save_for_backward(gate, up)
-        ctx.named = name
-        made = native_gradients.activated(gate, up, name)
-        return VALUES[name](gate) * up if made is None else made
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401, D102  # pyright: ignore[reportIncompatibleMethodOverride]
-        gate, up = ctx.saved_tensors
-        found = native_gradients.activated_gradient(gate, up, dy, ctx.named)
-        if found is not None:
-            return (*found, None)
-        return GRADIENTS[ctx.named](dy * up, gate), VALUES[ctx.named](gate).mul_(dy), None
+        found = native_gradients.activated_gradient(x, dy, ctx.named)
+        return GRADIENTS[ctx.named](dy, x) if found is None else found, None

@@ -24,7 +24,7 @@ PLAIN = (Tensor, nn.Parameter)  # a tensor of another class may have no numbers 
 class _Activated(ctypes.Structure):
     _fields_ = (
         *(("narrow", c_bool), ("activation", c_int)),
-        *((name, c_void_p) for name in ("x", "up", "dy", "y", "dx", "dup")),
+        *((name, c_void_p) for name in ("x", "dy", "y")),
     )
 
 
@@ -68,31 +68,24 @@ def _narrow(x: Tensor) -> bool:
     return x.dtype is torch.bfloat16
 
 
-def activated(x: Tensor, up: Tensor | None, activation: str) -> Tensor | None:
-    """Returns activation(x), times `up` if given."""
-    if activation not in ACTIVATIONS or (lib := _ready(x, up)) is None or not x.is_contiguous():
-        return None
-    if up is not None and not (up.is_contiguous() and up.shape == x.shape):
+def activated(x: Tensor, activation: str) -> Tensor | None:
+    """Returns activation(x)."""
+    if activation not in ACTIVATIONS or (lib := _ready(x)) is None or not x.is_contiguous():
         return None
     y = torch.empty_like(x)
-    job = _Activated(_narrow(x), ACTIVATIONS[activation], pointer(x), pointer(up), None, pointer(y), None, None)
+    job = _Activated(_narrow(x), ACTIVATIONS[activation], pointer(x), None, pointer(y))
     lib.asbuilt_activate(byref(job), x.numel())
     return y
 
 
-def activated_gradient(
-    x: Tensor, up: Tensor | None, dy: Tensor, activation: str
-) -> tuple[Tensor, Tensor | None] | None:
-    """Returns the gradients of x and `up` from that of activation(x) * up."""
-    if activation not in ACTIVATIONS or (lib := _ready(x, up, dy)) is None or not x.is_contiguous():
+def activated_gradient(x: Tensor, dy: Tensor, activation: str) -> Tensor | None:
+    """Returns the gradient of x from that of activation(x)."""
+    if activation not in ACTIVATIONS or (lib := _ready(x, dy)) is None or not x.is_contiguous():
         return None
-    if dy.shape != x.shape or (up is not None and not (up.is_contiguous() and up.shape == x.shape)):
-        return None
-    dy, dx, dup = dy.contiguous(), torch.empty_like(x), None if up is None else torch.empty_like(up)
-    given = pointer(x), pointer(up), pointer(dy)
-    job = _Activated(_narrow(x), ACTIVATIONS[activation], *given, None, pointer(dx), pointer(dup))
+    dy, dx = dy.contiguous(), torch.empty_like(x)
+    job = _Activated(_narrow(x), ACTIVATIONS[activation], pointer(x), pointer(dy), pointer(dx))
     lib.asbuilt_activate(byref(job), x.numel())
-    return dx, dup
+    return dx
 
 
 def norm(x: Tensor, gain: Tensor, eps: float) -> tuple[Tensor, Tensor] | None:

@@ -98,10 +98,7 @@ class GatedMLP(PartModule):
             made = native.gated_product(gate, up, self.named)
             if made is not None:
                 return self.down(made)
-        gate = gate if self.gate_scale == 1.0 else gate * self.gate_scale
-        if self.named in gates.VALUES and torch.is_grad_enabled() and (gate.requires_grad or up.requires_grad):
-            return self.down(gates.GatedProduct.apply(gate, up, self.named))
-        hidden = self.activation(gate)
+        hidden = self.activation(gate if self.gate_scale == 1.0 else gate * self.gate_scale)
         # autograd saves the factors; without it the product can be in place
         return self.down(hidden * up if torch.is_grad_enabled() else hidden.mul_(up))
 

@@ -61,12 +61,11 @@ class GatedMLPMemory(MappedMemory[GatedMLP]):
     """Memory of three linear maps, an activation and a product."""
 
     def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """The input, both maps' results and down's input; the activated gate unless it is smooth, for relu it alone."""
+        """The input, the activation's input (or relu's output), both factors and down's input."""
         part = self.part
         wide = run.rows * part.d_ff
         before = () if part.activation == "relu" else ("gate",)
-        activated = () if part.activation in SMOOTH else ("activated",)
-        names = (*before, *activated, "up", "hidden") if part.clamp is None else CLAMPED
+        names = (*before, "activated", "up", "hidden") if part.clamp is None else CLAMPED
         spread = ()
         if part.sparsity is not None:
             # the activation reads what is left of the gate; some keep another tensor
@@ -80,10 +79,10 @@ class GatedMLPMemory(MappedMemory[GatedMLP]):
         )
 
     def recomputes(self) -> tuple[str, ...]:
-        """Down's input, and the activated gate where it is kept beside the gate."""
+        """Down's input, and the activated gate unless relu saves nothing else."""
         if self.part.clamp is not None:
             return CLAMPED[2:]
-        return ("hidden",) if self.part.activation in ("relu", *SMOOTH) else ("activated", "hidden")
+        return ("hidden",) if self.part.activation == "relu" else ("activated", "hidden")
 
     def peak_bytes(self, run: Pass) -> int:
         """gate and up, their product and the result, or the scaled gate beside what is activated."""
