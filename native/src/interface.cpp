@@ -297,7 +297,7 @@ void convolve(const float* x, int64_t x_stride, const float* before, const float
 using namespace asbuilt;
 #define PUBLIC extern "C" __attribute__((visibility("default")))
 
-PUBLIC int asbuilt_version() { return 5; }
+PUBLIC int asbuilt_version() { return 6; }
 PUBLIC const char* asbuilt_instructions() { return chosen()->name; }
 
 // The names of the instruction sets of this processor and build, the fastest first, with spaces between.
@@ -407,6 +407,46 @@ PUBLIC void asbuilt_gated_product(const float* gate, const float* up, int64_t st
   each((rows + 15) / 16, [&](int64_t i) {
     k.gated_product(gate, up, stride, width, activation, out, 16 * i, std::min(rows, 16 * i + 16));
   });
+}
+
+// What training computes beside products (kernels.h).
+
+PUBLIC void asbuilt_activate(const Activated* job, int64_t count) {
+  constexpr int64_t kPiece = 1 << 14;
+  const Kernels& k = *chosen();
+  each((count + kPiece - 1) / kPiece,
+       [&](int64_t i) { k.activate(*job, kPiece * i, std::min(count, kPiece * (i + 1))); });
+}
+
+// Gradients of gains are summed by pieces of rows, in order: the sums do not depend on the threads.
+PUBLIC void asbuilt_norm(const Norms* job) {
+  constexpr int64_t kPiece = 64;
+  const Kernels& k = *chosen();
+  const int64_t pieces = (job->rows + kPiece - 1) / kPiece;
+  std::vector<float> sums(job->dy ? pieces * job->width : 0);
+  each(pieces, [&](int64_t i) {
+    const int64_t last = std::min(job->rows, kPiece * (i + 1));
+    if (job->dy)
+      k.norm_gradient_rows(*job, kPiece * i, last, sums.data() + i * job->width);
+    else
+      k.norm_rows(*job, kPiece * i, last);
+  });
+  for (size_t i = 0; i < sums.size(); ++i) job->dgain[i % job->width] += sums[i];
+}
+
+PUBLIC void asbuilt_heads(const Heads* job) {
+  const Kernels& k = *chosen();
+  const int64_t rows = job->texts * job->tokens;
+  each((rows + 15) / 16, [&](int64_t i) { k.turn_heads(*job, 16 * i, std::min(rows, 16 * i + 16)); });
+}
+
+// Returns 0 if a target is none of the logits; nothing is written then.
+PUBLIC int asbuilt_likelihood(const Likelihood* job) {
+  for (int64_t row = 0; row < job->rows; ++row)
+    if (job->targets[row] < 0 || job->targets[row] >= job->width) return 0;
+  const Kernels& k = *chosen();
+  each((job->rows + 7) / 8, [&](int64_t i) { k.likelihood(*job, 8 * i, std::min(job->rows, 8 * i + 8)); });
+  return 1;
 }
 
 // Tokens of each of `texts` texts through a run of layers: x + o(mixed(norm(x))), x + down(act(gate) * up), mixed by

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "gradients.h"
 
 namespace asbuilt {
 namespace KERNELS {
@@ -490,7 +491,8 @@ extern const Kernels kTable;
 const ManyRows kInFloat32 = {kTall, kNearColumns, 1, sizeof(float), pack_rows, many_rows};
 const Kernels kTable = {NAME(KERNELS), round_rows, packed_groups, packed_tail,   unpack_row, delta_rule, convolve,
                         gated_norm,    gated_product, gate,       attend,        attend_many, attend_many, kInFloat32,
-                        kInFloat32,    kInFloat32,    write_codes, read_codes,  widen,        narrow,        few_rows};
+                        kInFloat32,    kInFloat32,    write_codes, read_codes,  widen,        narrow,        few_rows,
+                        activate,      norm_rows,     norm_gradient_rows, turn_heads, likelihood};
 
 }  // namespace KERNELS
 }  // namespace asbuilt

@@ -74,6 +74,47 @@ struct ManyRows {
                    int64_t stride);
 };
 
+// Training, in float32, or in bfloat16 where `narrow`. With `dy` an activation's gradient, else its value.
+struct Activated {
+  bool narrow;
+  int activation;  // 0 SiLU, 1 tanh-approximated GELU
+  const void *x, *dy;
+  void* y;  // with `dy` dx
+};
+
+// RMSNorm of contiguous rows, and with `dy` its gradients: `y` is then dx.
+struct Norms {
+  const float *x, *gain, *dy;
+  float eps;
+  int64_t rows, width;
+  float *y, *rstd, *dgain;
+};
+
+// q, k and v side by side in each row of `joined`, and apart, q and k with RoPE over halves; `back` joins gradients.
+struct Heads {
+  bool narrow, back;
+  void* joined;
+  int64_t texts, tokens, d, row_stride;
+  const void *cos, *sin;  // (tokens, d), texts `table_stride` apart; the sine has the sign of its place
+  int64_t table_stride;
+  struct Apart {
+    void* data;
+    int64_t heads, strides[3];  // between texts, tokens and heads
+  } apart[3];
+};
+
+// The cross-entropy of rows of logits; with `d` its gradient.
+struct Likelihood {
+  bool narrow;
+  const void* logits;
+  const int64_t* targets;
+  int64_t rows, width, stride;
+  float z;
+  float *nats, *log_z;  // (rows)
+  const float* d;       // of one number
+  void* dl;             // contiguous
+};
+
 struct Kernels {
   const char* name;
   void (*round_rows)(const float* x, int64_t rows, int64_t inputs, int64_t stride, Rounded* out);
@@ -105,6 +146,11 @@ struct Kernels {
   // A few rows of x and matrices of plain numbers: rows first .. last - 1 of W.
   void (*few_rows)(const Packed& w, int64_t first, int64_t last, const float* x, int64_t rows, int64_t x_stride,
                    const float* bias, float* y, int64_t stride);
+  void (*activate)(const Activated& job, int64_t first, int64_t last);  // numbers
+  void (*norm_rows)(const Norms& job, int64_t first, int64_t last);
+  void (*norm_gradient_rows)(const Norms& job, int64_t first, int64_t last, float* dgain);
+  void (*turn_heads)(const Heads& job, int64_t first, int64_t last);  // tokens of all texts
+  void (*likelihood)(const Likelihood& job, int64_t first, int64_t last);
 };
 
 // Formats by their numbers: of blocks, and of plain numbers, which have no units.

@@ -30,7 +30,7 @@ from asbuilt.errors import InputError
 from asbuilt.kernels.codebooks import GRIDS
 
 log = logging.getLogger(__name__)
-VERSION, SWITCH = 5, "ASBUILT_NATIVE"
+VERSION, SWITCH = 6, "ASBUILT_NATIVE"
 # A format whose name ends so holds groups of 8 rows interleaved, the layout that the native kernels read.
 INTERLEAVED = "x8"
 GROUP = 8  # rows
@@ -94,6 +94,8 @@ def library() -> Any | None:  # noqa: ANN401  # ctypes' functions have no types
     )
     lib.asbuilt_gated_product.argtypes = (c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int, c_void_p)
     lib.asbuilt_delta_rule.argtypes = (c_void_p, c_int)
+    lib.asbuilt_activate.argtypes = (c_void_p, c_int64)
+    lib.asbuilt_norm.argtypes = lib.asbuilt_heads.argtypes = lib.asbuilt_likelihood.argtypes = (c_void_p,)
     lib.asbuilt_layers.argtypes = (c_void_p, c_int, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int, c_void_p)
     if wanted not in ("", "1") and not lib.asbuilt_choose(wanted.encode()):
         raise InputError(

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from asbuilt.kernels import native
+from asbuilt.kernels import native, native_gradients
 from asbuilt.kernels.compiler import records
 
 
@@ -68,6 +68,11 @@ def _gain(weight: Tensor | None, offset: bool) -> Tensor | None:
     return weight + 1 if offset and weight is not None else weight
 
 
+def _whole_gain(x: Tensor, weight: Tensor | None, offset: bool) -> Tensor:
+    gain = _gain(weight, offset)
+    return x.new_ones(x.shape[-1]) if gain is None else gain
+
+
 def _wide(x: Tensor) -> torch.dtype:
     return torch.float32 if x.dtype in (torch.bfloat16, torch.float16) else x.dtype
 
@@ -86,7 +91,8 @@ class RMSNormFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, eps: float, offset: bool) -> Tensor:  # noqa: ANN401
         """Saves x, the weight and one number per row."""
-        y, rstd = normalise(x, weight, eps, offset)
+        made = native_gradients.norm(x, _whole_gain(x, weight, offset), eps)
+        y, rstd = normalise(x, weight, eps, offset) if made is None else made
         ctx.save_for_backward(x, weight, rstd)
         ctx.offset = offset
         return y
@@ -96,6 +102,9 @@ class RMSNormFunction(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
         """Returns the gradients of x and weight."""
         x, weight, rstd = ctx.saved_tensors
+        found = native_gradients.norm_gradient(x, _whole_gain(x, weight, ctx.offset), rstd, dy)
+        if found is not None:
+            return found[0], None if weight is None else found[1], None, None
         gain, wide_x, wide_dy = _gain(weight, ctx.offset), _widen(x), _widen(dy)
         both, d = wide_dy * wide_x, x.shape[-1]
         wide_gain = both.new_ones(d) if gain is None else gain.to(both.dtype)

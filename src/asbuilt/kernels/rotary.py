@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from asbuilt.kernels import native_gradients
 from asbuilt.spec.positions import Centres, Plane, Rotary, Sections
 
 
@@ -109,6 +110,20 @@ def rotate_tail(x_BTHD: Tensor, turn: RopeTables, pairing: Literal["halves", "ad
     return torch.cat((x_BTHD[..., :-d], _rotate(x_BTHD[..., -d:], turn, pairing)), -1)
 
 
+def rotate_joined(
+    heads_BTHD: Tensor, counts: tuple[int, int, int], turn: RopeTables, pairing: Literal["halves", "adjacent"]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns q, k and v of so many heads each, which lie side by side, q and k with RoPE applied."""
+    differentiated = torch.is_grad_enabled() and heads_BTHD.requires_grad
+    if differentiated and pairing == "halves" and native_gradients.turns(heads_BTHD, turn.cos, turn.sin):
+        return JoinedRotation.apply(heads_BTHD, counts, turn.cos, turn.sin)  # type: ignore[no-any-return]
+    n_q, n_k, n_v = counts
+    qk, v = heads_BTHD.split((n_q + n_k, n_v), 2)
+    q, k = rotate(qk, turn, pairing).split((n_q, n_k), 2)
+    # else the gradient of v would keep q and k before RoPE too
+    return q, k, v.clone(memory_format=torch.contiguous_format) if torch.is_grad_enabled() else v
+
+
 def _rotate(x: Tensor, turn: RopeTables, pairing: str) -> Tensor:
     if torch.is_grad_enabled() and x.requires_grad:
         return Rotation.apply(x, turn.cos, turn.sin, pairing)  # type: ignore[no-any-return]
@@ -135,3 +150,27 @@ class Rotation(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401, D102  # pyright: ignore[reportIncompatibleMethodOverride]
         cos, sin = ctx.saved_tensors
         return _rotated(dy, cos, sin, ctx.pairing, -1.0), None, None, None
+
+
+class JoinedRotation(torch.autograd.Function):
+    """q and k of heads that lie side by side rotated, v copied, and the gradients joined, each in one native pass."""
+
+    @staticmethod
+    def forward(  # noqa: D102
+        ctx: Any,  # noqa: ANN401
+        heads_BTHD: Tensor,
+        counts: tuple[int, int, int],
+        cos: Tensor,
+        sin: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        ctx.save_for_backward(cos, sin)
+        return native_gradients.turned_apart(heads_BTHD, counts, cos, sin)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401, D102  # pyright: ignore[reportIncompatibleMethodOverride]
+        cos, sin = ctx.saved_tensors
+        joined = native_gradients.joined_back(dq, dk, dv, cos, sin)
+        if joined is None:
+            joined = torch.cat((*(_rotated(x, cos, sin, "halves", -1.0) for x in (dq, dk)), dv), 2)
+        return joined, None, None, None

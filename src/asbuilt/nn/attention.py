@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from asbuilt.kernels.attention import Mask, attend
 from asbuilt.kernels.codes import Coded, expanded, gathered
 from asbuilt.kernels.indexer import places
-from asbuilt.kernels.rotary import rotate
+from asbuilt.kernels.rotary import rotate, rotate_joined
 from asbuilt.nn.cache import KVCache
 from asbuilt.nn.differential import paired
 from asbuilt.nn.linear import Linear, PartModule
@@ -179,10 +179,12 @@ class Attention(PartModule):
         B, T, _ = x_BTM.shape
         joined = None if self.apart or beside is not None or self.holds_copies(step) else self.qkv.joined(x_BTM)
         if joined is not None:  # no norm in between: RoPE is applied to q and k at once
-            qk, v = joined.view(B, T, -1, part.d_head).split((part.n_heads + part.n_kv_heads, part.n_kv_heads), 2)
-            q, k = self.turned(qk, step).split((part.n_heads, part.n_kv_heads), 2)
-            if torch.is_grad_enabled() and isinstance(part.positions, positions.Rotary):
-                v = v.clone(memory_format=torch.contiguous_format)  # else q and k before RoPE would be kept too
+            heads, counts = joined.view(B, T, -1, part.d_head), (part.n_heads, part.n_kv_heads, part.n_kv_heads)
+            if not isinstance(part.positions, positions.Rotary):
+                q, k, v = heads.split(counts, 2)
+                return q, (k, v)
+            turn = rope_tables(step, part.positions, heads.dtype)
+            q, k, v = rotate_joined(heads, counts, turn, part.positions.pairing)
             return q, (k, v)
         q, *kv = self.qkv(x_BTM)
         if beside is not None:

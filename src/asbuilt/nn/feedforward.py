@@ -6,13 +6,14 @@ Shapes: batch B, new tokens T, model width M.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from statistics import NormalDist
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from asbuilt.kernels import native
+from asbuilt.kernels import gates, native
 from asbuilt.nn.linear import Linear, PartModule
 from asbuilt.nn.registry import computes
 from asbuilt.nn.step import Step
@@ -20,9 +21,9 @@ from asbuilt.spec import feedforward as spec
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "silu": F.silu,
+    "gelu": partial(gates.activated, name="gelu"),
+    "gelu_tanh": partial(gates.activated, name="gelu_tanh"),
+    "silu": partial(gates.activated, name="silu"),
     "quick_gelu": lambda x: F.silu(1.702 * x) / 1.702,
     "relu2": lambda x: _squared(F.relu(x)),
 }

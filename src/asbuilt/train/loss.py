@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from asbuilt.kernels import native_gradients
 from asbuilt.nn.model import Model
 from asbuilt.train.batch import IGNORED, Batch
 
@@ -112,23 +113,31 @@ class NegativeLogLikelihood(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits_NV: Tensor, targets_N: Tensor, z: float) -> tuple[Tensor, Tensor]:  # noqa: ANN401, D102
-        wide = torch.promote_types(logits_NV.dtype, torch.float32)
-        wide_NV = logits_NV.to(wide)
-        log_z_N = wide_NV.logsumexp(-1) if z else None
-        # a copy is not needed again
-        log_p_NV = torch.log_softmax(wide_NV, -1, out=None if wide_NV is logits_NV else wide_NV)
-        nats = -log_p_NV.gather(-1, targets_N[:, None]).sum()
-        ctx.save_for_backward(log_p_NV, targets_N, log_z_N)
         ctx.z, ctx.dtype = z, logits_NV.dtype
+        made = native_gradients.likelihood(logits_NV, targets_N)
+        if made is not None:
+            nats, log_z_N = made[0].sum(), made[1]
+            ctx.save_for_backward(logits_NV, targets_N, log_z_N)
+        else:
+            wide = torch.promote_types(logits_NV.dtype, torch.float32)
+            wide_NV = logits_NV.to(wide)
+            log_z_N = wide_NV.logsumexp(-1) if z else None
+            # a copy is not needed again
+            log_p_NV = torch.log_softmax(wide_NV, -1, out=None if wide_NV is logits_NV else wide_NV)
+            nats = -log_p_NV.gather(-1, targets_N[:, None]).sum()
+            ctx.save_for_backward(log_p_NV, targets_N, log_z_N)
+        ctx.native = made is not None
         ctx.mark_non_differentiable(nats)
-        total = nats.clone() if log_z_N is None else nats + z * log_z_N.square().sum()
+        total = nats.clone() if log_z_N is None or not z else nats + z * log_z_N.square().sum()
         return total, nats
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, d: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401, D102  # pyright: ignore[reportIncompatibleMethodOverride]
-        log_p_NV, targets_N, log_z_N = ctx.saved_tensors
-        dl_NV = log_p_NV.exp_()
+        numbers_NV, targets_N, log_z_N = ctx.saved_tensors
+        if ctx.native:
+            return native_gradients.likelihood_gradient(numbers_NV, targets_N, log_z_N, ctx.z, d), None, None
+        dl_NV = numbers_NV.exp_()
         if log_z_N is not None:
             dl_NV.mul_(1 + 2 * ctx.z * log_z_N[:, None])
         dl_NV.scatter_add_(-1, targets_N[:, None], dl_NV.new_full((len(targets_N), 1), -1.0))
