@@ -100,7 +100,7 @@ def test_workloads_and_layouts_are_those_of_the_command_line(model: str, by: str
             {"input_tokens": 90, "output_tokens": 9, "users": 4, "seed": random.randint(1, 99), "requests": 200},
         ),
     ],
-    ids=lambda value: str(value)[:30],
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else value,  # options, not what is drawn for them
 )
 def test_every_option_of_serving_gives_the_document_of_the_command_line(
     model: str, gpu: str, options: dict[str, Any]
@@ -122,7 +122,7 @@ def test_every_option_of_serving_gives_the_document_of_the_command_line(
         {"utilisation": 0.4, "chunked_loss": 4, "gradient_dtype": "fp32", "reserve": 0.1},
         {"kernel_efficiency": 0.5, "effective_time": 0.8},
     ],
-    ids=lambda value: str(value)[:30],
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else value,  # options, not what is drawn for them
 )
 def test_every_option_of_training_gives_the_document_of_the_command_line(options: dict[str, Any]) -> None:
     wanted = printed("plan", "train", "llama-3-8b", "--gpu", "h100-sxm", *words_of(options))
