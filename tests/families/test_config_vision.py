@@ -146,7 +146,7 @@ def test_flops_at_published_size_are_the_counters(name: str, images: int) -> Non
         ("llava", "vision_feature_layer", [-2, -5]),
         ("llava", "vision_feature_layer", 3),
         ("llava", "image_token_index", 11),
-        ("llava", "text_config", {"model_type": "qwen2"}),
+        ("llava", "text_config", {"model_type": "qwen3"}),
         ("llava", "vision_feature_select_strategy", "cls"),
         ("gemma3", "mm_tokens_per_image", 9),
         ("gemma3", "vision_config", TOWER),

@@ -84,6 +84,7 @@ from asbuilt.spec import (
     MixtureOfExperts,
     MLPProjector,
     Model,
+    NGrams,
     OwnTokens,
     Parallel,
     Part,
@@ -186,6 +187,9 @@ ABSENT: dict[tuple[type[Part], str], Callable[[Any], object]] = {
     # with a gain, since the last sum without one would be normed twice in a row, which changes nothing
     (Branch, "sum_norm"): lambda part: RMSNorm(d=part.body.d_model),
     (TokenEmbedding, "d_table"): lambda part: part.d_model,
+    (TokenEmbedding, "ngrams"): lambda part: NGrams.of(
+        n_vocab=part.n_vocab, d_model=part.d_model, n=2, splits=1, ratio=2
+    ),
     (Head, "d_table"): lambda part: part.d_model,
     (TiedHead, "d_table"): lambda part: part.d_model,
     (Head, "softcap"): lambda part: 1.0,

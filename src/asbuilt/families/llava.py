@@ -1,7 +1,7 @@
-"""The llava family: CLIP's tower, read below its last layer, or Pixtral's; two matrices; a llama or a mistral text.
+"""The llava family: CLIP's or SigLIP's tower, read below its last layer, or Pixtral's; two matrices; a plain text.
 
-Liu et al. 2023 (arXiv 2304.08485, 2310.03744); Agrawal et al. 2024, Pixtral 12B (arXiv 2410.07073), as transformers
-publishes it.
+Liu et al. 2023 (arXiv 2304.08485, 2310.03744); Li et al. 2024, LLaVA-NeXT-Interleave (arXiv 2407.07895), with SigLIP
+and a qwen2; Agrawal et al. 2024, Pixtral 12B (arXiv 2410.07073), with a mistral, as transformers publishes it.
 """
 
 from __future__ import annotations
@@ -9,15 +9,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from asbuilt.families import llama, mistral, pixtral
+from asbuilt.families import llama, mistral, pixtral, qwen2
 from asbuilt.families.clip import IMAGES
+from asbuilt.families.gemma3 import NoHead
 from asbuilt.families.shared.family import Family
 from asbuilt.families.shared.key import Flag, Irrelevant, Values, activation, defaults
 from asbuilt.families.shared.multimodal import TextOf, multimodal_table, placeholder, vision_of
 from asbuilt.families.shared.parts import Parts, expect_whole
 from asbuilt.families.shared.reader import ConfigReader, is_whole
 from asbuilt.families.shared.table import TensorTable, entry
-from asbuilt.families.shared.towers import CLIP, TOWER_IRRELEVANT, Nested, NestedOf, tower
+from asbuilt.families.shared.towers import CLIP, SIGLIP, TOWER_IRRELEVANT, Nested, NestedOf, tower
+from asbuilt.families.siglip import IMAGES as PLAIN
 from asbuilt.spec import (
     Activation,
     GridVision,
@@ -49,6 +51,7 @@ def build(
     *,
     placeholder: int,
     layers: int,
+    plain: dict[str, Any] | None = None,
     rows: dict[str, Any] | None = None,
     keep_class: bool = False,
     activation: Activation = "gelu",
@@ -56,14 +59,17 @@ def build(
 ) -> Model:
     """Returns the text with images in it, of a tower as `towers.tower` takes it whose first `layers` blocks run.
 
-    With `rows` the tower is Pixtral's of these sizes, of which all blocks run.
+    With `plain` it is SigLIP's of these sizes, without a class token, with `rows` Pixtral's, of which all blocks run.
     """
     if rows is not None:
         seen = pixtral.tower({**rows, "merge": 1})
         projector = _projector(seen, text, activation, bias)
         return VisionLanguageModel.of(text, GridVision(tower=seen, projector=projector, placeholder=placeholder))
-    assert images is not None
-    seen = tower(**images, embedding_norm=True)
+    if plain is not None:
+        seen = tower(**plain, patch_bias=True, class_token="none")
+    else:
+        assert images is not None
+        seen = tower(**images, embedding_norm=True)
     vision = Vision(
         tower=seen,
         projector=_projector(seen, text, activation, bias),
@@ -78,8 +84,19 @@ def _projector(seen: ImageEncoder, text: LanguageModel, activation: Activation, 
     return MLPProjector(widths=(seen.d_model, text.d_model, text.d_model), activation=activation, bias=bias)
 
 
-def _any_size(parts: Parts) -> bool:
-    return isinstance(vision_of(parts), GridVision)
+def _kind(parts: Parts) -> str:
+    """Returns the kind of a spec's tower."""
+    vision = vision_of(parts)
+    if isinstance(vision, GridVision):
+        return pixtral.FAMILY.name
+    return PLAIN if vision.tower.embedding.class_token == "none" else IMAGES
+
+
+def _text(parts: Parts) -> str:
+    """Returns the family of a spec's text: llama's, if it can be."""
+    if parts.attention.bias and not parts.attention.output_bias:
+        return qwen2.FAMILY.name
+    return llama.FAMILY.name if parts.window is None else mistral.FAMILY.name
 
 
 class _Depth:
@@ -92,7 +109,7 @@ class _Depth:
 
     def read(self, reader: ConfigReader, values: Values) -> None:
         said, rows = reader.config.get(self.key, -2), "rows" in values
-        n = values["rows" if rows else "images"]["n_layers"]
+        n = next(values[name] for name in ("images", "plain", "rows") if name in values)["n_layers"]
         reader.require(self.key, is_whole(said) and -n - 1 <= said <= n, f"one whole number, {-n - 1} to {n}")
         if rows and said not in (-1, n):
             raise reader.error(self.key, "of this tower only the output is projected", value=said, allowed=f"-1 or {n}")
@@ -108,18 +125,18 @@ class _Depth:
 
 
 class _Selected:
-    """Whether the first vector, a class token, is projected too; Pixtral's tower has none, and all vectors are."""
+    """Whether the first vector, a class token, is projected too; other towers than CLIP's have none, and all are."""
 
     key = "vision_feature_select_strategy"
 
     def read(self, reader: ConfigReader, values: Values) -> None:
         whole = reader.choice(self.key, choices={DEFAULT: False, FULL: True}, default=DEFAULT)
-        rows = "rows" in values
-        reader.require(self.key, whole or not rows, f'"{FULL}": the first vector of this tower is a patch')
-        values["keep_class"] = whole and not rows
+        has = "images" in values
+        reader.require(self.key, whole or has, f'"{FULL}": the first vector of this tower is a patch')
+        values["keep_class"] = whole and has
 
     def write(self, parts: Parts) -> dict[str, Any]:
-        return {self.key: FULL if _any_size(parts) or vision_of(parts).keep_class else DEFAULT}
+        return {self.key: FULL if _kind(parts) != IMAGES or vision_of(parts).keep_class else DEFAULT}
 
 
 class Tied(Flag):
@@ -154,7 +171,8 @@ FAMILY = Family(
         TextOf(
             llama.FAMILY,
             mistral.FAMILY,
-            told=lambda parts: llama.FAMILY.name if parts.window is None else mistral.FAMILY.name,
+            qwen2.FAMILY,
+            told=_text,
         ),
         Tied("tie_word_embeddings", "tied", default=False),
         NestedOf(
@@ -168,12 +186,19 @@ FAMILY = Family(
             ),
             Nested(
                 key="vision_config",
+                into="plain",
+                kind=PLAIN,
+                at="vision.tower",
+                keys=(*TOWER_IRRELEVANT, NoHead(), *SIGLIP),
+            ),
+            Nested(
+                key="vision_config",
                 into="rows",
                 kind=pixtral.FAMILY.name,
                 at="vision.tower",
                 keys=pixtral.WITHIN,
             ),
-            told=lambda parts: pixtral.FAMILY.name if _any_size(parts) else IMAGES,
+            told=_kind,
         ),
         _Selected(),
         replace(activation("projector_hidden_act", "gelu"), at="vision.projector.activation"),

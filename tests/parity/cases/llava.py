@@ -1,4 +1,4 @@
-"""llava: CLIP's tower read below its last layer, its class token left out or kept; Pixtral's of images of any size."""
+"""llava: CLIP's tower read below its last layer, its class token left out or kept; SigLIP's; Pixtral's, of any size."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ from drawn import WINDOW
 from drawn import draw as text
 from harness import Draw, Inputs, ParityCase, Trace
 from seeing import Seeing
-from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, MistralConfig, PreTrainedModel
+from transformers import (
+    CLIPVisionConfig,
+    LlamaConfig,
+    LlavaConfig,
+    MistralConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    SiglipVisionConfig,
+)
 
 from asbuilt.nn.model import Model
 from asbuilt.spec import GridVision, VisionLanguageModel
@@ -59,6 +67,13 @@ def draw(rng: Random, **more: object) -> LlavaConfig:
     return around(rng, text(rng, LlamaConfig), CLIPVisionConfig(**clip(rng, num_hidden_layers=3)), **more)
 
 
+def siglip(rng: Random, **more: object) -> LlavaConfig:
+    """A config of SigLIP's tower, of two layers, before a qwen2; `more` overrides."""
+    inner = text(rng, Qwen2Config, use_sliding_window=False)
+    tower = SiglipVisionConfig(**clip(rng), vision_use_head=False)
+    return around(rng, inner, tower, vision_feature_select_strategy="full", **more)
+
+
 def pixtral(rng: Random, **more: object) -> LlavaConfig:
     """A config of Pixtral's tower, of two layers, before a mistral with a window; `more` overrides."""
     inner = text(rng, MistralConfig, sliding_window=WINDOW)
@@ -71,13 +86,17 @@ CONFIGS: dict[str, Draw] = {
     "full": partial(
         draw, vision_feature_layer=2, vision_feature_select_strategy="full", multimodal_projector_bias=False
     ),
+    "siglip": partial(siglip, vision_feature_layer=-1),
     "pixtral": partial(pixtral, multimodal_projector_bias=True),
 }
 CASE = ParityCase(
     family="llava",
     configs=CONFIGS,
     kind=EitherTower(),
-    idle=("vision.tower.blocks.2.", "vision.tower.norm"),  # above the layer of CLIP's tower that is read
-    inert_weights={"k.bias": "adds the same number to every score of a query, which softmax does not see"},
+    idle=("vision.tower.blocks.2.", "vision.tower.norm"),  # above the layer that is read
+    inert_weights={
+        f"vision.tower.blocks.{i}.attention.body.k.bias": "adds the same number to every score of a query"
+        for i in range(3)
+    },
     inert_fields=mistral3.COSTS,
 )
