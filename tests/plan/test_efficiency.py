@@ -38,7 +38,7 @@ STEP, PROMPT = 621.568e-6, 3_481.728e-6
 
 
 def test_shares() -> None:
-    other = {"figure": "load", "measured": 3.0}
+    other = {"figure": "weights, bf16", "measured": 3.0}
     found = from_measured(measured(other, 5, {}, DECODE, PREFILL, DECODE | {"measured": 1.0}), DENSE, "toy")
     assert found == pytest.approx((800 * STEP, 5e3 * PROMPT / 32))
     slow = from_measured(measured(DECODE | {"measured": 0.5}, PREFILL | {"measured": 0.25}), DENSE, "toy")
@@ -66,6 +66,7 @@ def test_shares() -> None:
         (measured(DECODE, PREFILL | {"figure": "prefill, many tokens"}), "efficiency: rows"),
         (measured(DECODE, PREFILL, dtype="bf17"), "dtype"),
         (measured(DECODE, PREFILL, machine={"machine": {}, "stacks": {"layers": {}}}), "efficiency"),
+        (measured(DECODE, PREFILL, {"figure": "weights, q4_1, q8_0, bf16", "measured": 9}), "efficiency"),
     ],
     ids=lambda value: str(value)[-60:],
 )

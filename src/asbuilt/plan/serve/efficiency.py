@@ -51,18 +51,14 @@ def from_measured(document: Mapping[str, Any], spec: Model, name: str) -> tuple[
     """Returns the fractions of bandwidth and FLOP rate that a `measure` run of this model reached on its machine.
 
     Decode determines the bandwidth, prefill the rate; values above 1 become 1. Raises InputError for a run of another
-    model, for one of packed weights, whose machine has timed layers in place of a bandwidth and a rate, and for any
-    other document.
+    model, for one with native kernels, whose machine has timed layers in place of a bandwidth and a rate, for one of
+    packed weights, and for any other document.
     """
     measured = document.get("model") if isinstance(document, Mapping) else None
     if measured != name:
         raise InputError("measured on another model", field="efficiency", value=measured, allowed=name)
-    timed = document.get("machine") or {}
-    if isinstance(timed, Mapping) and "stacks" in timed:
-        problem = "a run of packed weights times whole layers, and has no bandwidth and rate to be a fraction of"
-        fix = "measure with --expanded, or plan with --gpu this, which times these layers"
-        raise InputError(problem, field="efficiency", value=measured, fix=fix)
-    machine = from_calibration(timed)
+    _require_plain(document)
+    machine = from_calibration(document.get("machine") or {})
     dtype = precision(str(document.get("dtype")))
     decode, prefill = _row(document, DECODE), _row(document, PREFILL)
     capacity = Capacity(
@@ -78,6 +74,19 @@ def from_measured(document: Mapping[str, Any], spec: Model, name: str) -> tuple[
     step = roofline.decode(1, decode[0] + 1).seconds
     prompt = roofline.prefill(prefill[0]).seconds
     return min(1.0, step * decode[1]), min(1.0, prompt * prefill[1] / prefill[0])
+
+
+def _require_plain(document: Mapping[str, Any]) -> None:
+    """Raises InputError for a run with native kernels, and for one whose weights are not all of its own dtype."""
+    machine, rows = document.get("machine"), document.get("rows")
+    figures = [str(row.get("figure")) for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
+    fix = "measure with --expanded and ASBUILT_NATIVE=0, or plan with --gpu this, which times layers"
+    if isinstance(machine, Mapping) and "stacks" in machine:
+        problem = "a run with native kernels times whole layers, and has no bandwidth and rate to be a fraction of"
+        raise InputError(problem, field="efficiency", value=document.get("native"), fix=fix)
+    for figure in figures:
+        if figure.startswith("weights, ") and figure != f"weights, {document.get('dtype')}":
+            raise InputError("a run of packed weights", field="efficiency", value=figure, fix=fix)
 
 
 def _row(document: Mapping[str, Any], pattern: re.Pattern[str]) -> tuple[int, float]:
