@@ -227,9 +227,9 @@ def transformers_loads(folder: Path, attention: str = "eager", kind: Kind = CAUS
     )
     model, info = loaded
     assert not any(info.values()), info
-    if kind.dtype is not torch.float32:
-        model.forward = _widened(model.forward)
-    return model.to(kind.dtype).eval()
+    if kind.dtype is not torch.float32:  # else a cast would take complex numbers their imaginary part
+        model.to(kind.dtype).forward = _widened(model.forward)
+    return model.eval()
 
 
 def _widened(run: Callable[..., Any]) -> Callable[..., Any]:

@@ -82,6 +82,8 @@ def examples() -> dict[str, Part]:
     found["AttentionPooling"] = spec.AttentionPooling(d_model=6, n_heads=2, d_head=3, norm=spec.RMSNorm(d=6), ffn=ffn)
     found["XIELU"] = spec.XIELU()
     found["DiagonalStateSpace"] = spec.DiagonalStateSpace(d_model=4, d_state=3)
+    table = spec.HashedTable(n=2, n_rows=7, d=3, d_model=4)
+    found["HashedTable"], found["NGrams"] = table, spec.NGrams(n_vocab=5, tables=(table,))
     found["Recurrent"] = spec.Recurrent(d_model=4, d_hidden=6)
     found["CentredConvolution"] = spec.CentredConvolution(d_model=4, kernel=3)
     found["CausalConvolution"] = spec.CausalConvolution(d_model=4, kernel=3)

@@ -153,7 +153,7 @@ class _Width:
     def read(self, reader: ConfigReader, values: Values) -> None:
         whole = reader.size(self.expand, self.first, default=2) * values["d_model"]
         expand = reader.spelled(self.expand, self.first) or self.expand
-        if reader.given(self.width) and not reader.given(self.heads):
+        if reader.given(self.first) and reader.given(self.width) and not reader.given(self.heads):
             values["ssm_head"] = reader.size(self.width)
             values["ssm_heads"] = divide(reader, whole, f"{expand} * hidden_size", values["ssm_head"], self.width)
             reader.names["ssm_heads"] = self.width
