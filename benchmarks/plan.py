@@ -11,7 +11,7 @@ import time
 
 from asbuilt import catalog
 from asbuilt.catalog import machines
-from asbuilt.plan.serve.plan import serve
+from asbuilt.plan.serve.ask import serve
 from asbuilt.plan.serve.workload import Workload, simulate
 
 ONE, ALL, REQUESTS = 0.050, 10.0, 2.0

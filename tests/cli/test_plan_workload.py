@@ -10,7 +10,7 @@ import pytest
 from click.testing import Result
 
 from asbuilt.cli.plan import COMMANDS
-from asbuilt.plan.serve.plan import serve
+from asbuilt.plan.serve.ask import serve
 from asbuilt.plan.serve.workload import Workload
 
 Run = Callable[..., Result]

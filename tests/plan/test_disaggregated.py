@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from asbuilt import cost
 from asbuilt.errors import InputError
 from asbuilt.plan.serve import tandem
+from asbuilt.plan.serve.ask import serve
 from asbuilt.plan.serve.disaggregate import Pool, pool
-from asbuilt.plan.serve.plan import ServePlan, serve
+from asbuilt.plan.serve.plan import ServePlan
 from asbuilt.plan.serve.simulate import Request
 from asbuilt.plan.serve.transfer import ends
 from asbuilt.plan.serve.workload import Served, Workload

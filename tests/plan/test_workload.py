@@ -13,10 +13,11 @@ from asbuilt.catalog import machines
 from asbuilt.catalog.quantities import parse_per_time, parse_price, parse_tokens
 from asbuilt.errors import InputError
 from asbuilt.plan.serve import workload as module
+from asbuilt.plan.serve.ask import serve
 from asbuilt.plan.serve.curve import Curve
 from asbuilt.plan.serve.limits import least
 from asbuilt.plan.serve.money import Price
-from asbuilt.plan.serve.plan import ServePlan, serve
+from asbuilt.plan.serve.plan import ServePlan
 from asbuilt.plan.serve.search import search
 from asbuilt.plan.serve.workload import Served, Workload, read_lengths
 

@@ -18,7 +18,8 @@ from asbuilt.shown import number, size, time
 from asbuilt.spec.part import CacheFormat
 
 if TYPE_CHECKING:
-    from asbuilt.plan.serve.plan import Decode, ServePlan
+    from asbuilt.plan.serve.answers import Decode
+    from asbuilt.plan.serve.plan import ServePlan
     from asbuilt.plan.serve.roofline import Run
 
 
