@@ -281,7 +281,7 @@ def _served(roofline: Roofline, workload: Workload) -> dict[Level, Served | None
 
 def _in_workload(served: Served | None, goal: limits.Goal) -> dict[str, bool]:
     """Returns whether a workload's rate is kept up, and 95% of its requests are served within the targets."""
-    met = {report_workload.RATE: served is not None and served.sustained}
+    met = {report_workload.RATE: served is not None and bool(served.sustained)}
     if goal.latency is not None and served is not None and served.per_token is not None:
         met["95th percentile of the time per token"] = served.per_token.p95 <= goal.latency
     if goal.first_token is not None and served is not None:

@@ -80,17 +80,21 @@ class Tally:
 @dataclass(kw_only=True)
 class Outcome:
     """The first requests, in order, of which the first `warm` are not counted, and the tallies when those are served
-    and when all are; of `room` bytes of cache, the most that were used.
+    and when all are; of the bytes of cache among the `limits`, the most that were used.
     """
 
-    room: float
+    limits: Room
     warm: int
     requests: list[Request] = field(default_factory=list)
     begin: Tally = field(default_factory=Tally)
     end: Tally = field(default_factory=Tally)
-    piled: bool = False
     preempted: int = 0
     most_cache: float = 0.0
+
+    @property
+    def room(self) -> float:
+        """Bytes of cache."""
+        return self.limits.nbytes
 
 
 class Group:
@@ -140,7 +144,7 @@ class Group:
     def begin(self, curve: Curve, count: int, warm: int) -> None:
         """Prepares for `turn`, to be called until the first `count` requests are served."""
         self.curve, self.count = curve, count
-        self.outcome = Outcome(room=self.room.nbytes, warm=warm)
+        self.outcome = Outcome(limits=self.room, warm=warm)
         self.next = next(self.source)
         self.left = count
 
@@ -171,7 +175,6 @@ class Group:
             if self._full:
                 return
             if len(self.waiting) >= PILE * self.count:
-                self.outcome.piled = not self.closed
                 return
             request = self.next
             if self.closed:
