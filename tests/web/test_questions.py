@@ -81,6 +81,7 @@ def test_workloads_and_layouts_are_those_of_the_command_line(model: str, by: str
         ("llama-3-8b", "h100-sxm-3g.40gb", {"lora": random.randint(2, 9), "lora_rank": 8, "lora_targets": "q, v"}),
         ("llama-3-8b", "h100-sxm,bf16=800T", {"kv_host": f"{random.randint(20, 90)}GiB", "context": "4k"}),
         ("llama-3-70b", "l4", {"any_vendor": "yes", "users": 3}),
+        ("gpt-oss-20b", "l40s", {"gpus": 8, "tp": 1, "ep": 8, "redundant_experts": 8 * random.randint(1, 4)}),
         (
             "gpt-oss-20b",
             "l40s",
@@ -147,7 +148,18 @@ def test_lengths_are_those_of_a_file_with_the_same_text(tmp_path: Path) -> None:
 # Options of the command line that the page does not ask with; docs/web.md has the reasons.
 ASKED_OTHERWISE = {"gpu", "search"}
 POOLS = {"prefill_gpus", "decode_gpus", "kv_transfer"}
-LEFT_OUT = POOLS | {"efficiency", "allow_unread", "plot", "html", "explain", "markdown", "json", "parameters", "help"}
+LEFT_OUT = POOLS | {
+    "efficiency",
+    "expert_loads",
+    "allow_unread",
+    "plot",
+    "html",
+    "explain",
+    "markdown",
+    "json",
+    "parameters",
+    "help",
+}
 
 
 @pytest.mark.parametrize(("command", "known"), [("serve", offered.SERVE), ("train", offered.TRAIN)])

@@ -290,8 +290,11 @@ class Part:
         """What stands for this part where costs alone matter: the same for parts that differ in other numbers."""
         return self
 
-    def share(self, name: str, run: Pass) -> Fraction:
-        """Returns the expected share of this part's weight `name` that one pass reads: all by default."""
+    def share(self, name: str, run: Pass, replicas: int = 1) -> Fraction:
+        """Returns the expected share of this part's weight `name` that one pass reads: all by default.
+
+        Of a weight that is held in `replicas`, each row needs one of them, any as likely; the share is that of each.
+        """
         return Fraction(1)
 
     def shard(self, tensor: int, expert: int = 1) -> Self:

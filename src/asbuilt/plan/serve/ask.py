@@ -24,6 +24,7 @@ from asbuilt.plan.serve.conventions import Conventions
 from asbuilt.plan.serve.disaggregate import Disaggregated, Pool
 from asbuilt.plan.serve.efficiency import Timed
 from asbuilt.plan.serve.expected import LEVELS, MINIMUM, Level
+from asbuilt.plan.serve.expert_loads import Experts, Loads, experts
 from asbuilt.plan.serve.host_cache import host_cache
 from asbuilt.plan.serve.ladder import cached_tokens, counted, ladder
 from asbuilt.plan.serve.offload import offload, processor
@@ -49,6 +50,8 @@ def serve(
     tp: int | None = None,
     pp: int | None = None,
     ep: int | None = None,
+    redundant_experts: int | None = None,
+    expert_loads: Loads | None = None,
     prefill_gpus: Pool | str | None = None,
     decode_gpus: Pool | str | None = None,
     kv_transfer: Transfer | None = None,
@@ -89,7 +92,8 @@ def serve(
     host memory, where `cpu` computes them (`plan.serve.offload`); `lora` adapters of `lora_rank` are beside the model
     (`plan.serve.adapters`). `kv_host` bytes of host memory keep sequences that wait. With `prefill_gpus` and
     `decode_gpus` ("16,tp=8") prompts are computed by other devices than answers, and `kv_transfer` says how caches
-    cross (`plan.serve.disaggregate`). `price` is that of one device for
+    cross (`plan.serve.disaggregate`). `redundant_experts` replicas are spread with the routed experts, for the loads in
+    `expert_loads` (`plan.serve.expert_loads`). `price` is that of one device for
     an hour. Other cards are of the machine's vendor unless `any_vendor`. Expected times agree with those `timed` on the
     machine, if no efficiencies are given. Raises InputError naming the invalid argument.
     """
@@ -121,6 +125,7 @@ def serve(
     cache_bytes(kv)
     chosen.rules(machine, Placement(), said)  # refuses what is not allowed, before the placement reads it
     alone = {"gpus": gpus, "tp": tp, "pp": pp, "ep": ep, "ngl": gpu_layers, "n-cpu-moe": cpu_moe, "kv-host": kv_host}
+    alone |= {"redundant-experts": redundant_experts, "expert-loads": expert_loads and "given"}
     pools = disaggregate.asked(
         prefill_gpus, decode_gpus, kv_transfer, spec=spec, machine=machine, workload=workload, others=alone
     )
@@ -130,7 +135,9 @@ def serve(
             require_undivided(machine, many, degree)
     layout = Placement()
     if pools is None:
-        layout = place(spec, gpus=gpus, tp=tp, pp=pp, ep=ep, node=said.get("node", NODE))
+        node = said.get("node", NODE)
+        layout = place(spec, gpus=gpus, tp=tp, pp=pp, ep=ep, node=node, redundant=redundant_experts)
+    replicas = experts(spec, layout, expert_loads)
     capacity = Capacity(
         spec=spec,
         machine=machine,
@@ -183,6 +190,7 @@ def serve(
             kv_host=kv_host,
             pools=pools,
         ),
+        replicas,
     )
 
 
@@ -235,7 +243,7 @@ def decodes(spec: Model) -> bool:
     return not any(figure == "decode" for _, _, figure, _ in unplanned(spec))
 
 
-def _answer(roofline: Roofline, asked: Asked) -> ServePlan:
+def _answer(roofline: Roofline, asked: Asked, replicas: Experts | None) -> ServePlan:
     capacity, context, goal = roofline.capacity, asked.context, asked.goal
     tokens = decodes(capacity.spec)
     room = int(min(capacity.users(context), LARGEST_USERS)) if tokens else None
@@ -256,6 +264,7 @@ def _answer(roofline: Roofline, asked: Asked) -> ServePlan:
         fits=tokens and most >= goal.users and all(targets.values()),
         served=served,
         host_cache=None if asked.kv_host is None else host_cache(roofline, asked.kv_host, context),
+        experts=replicas,
         ladder=steps,
         counted=() if room is None else counted(capacity, context, budget, room),
         weight_bytes=capacity.weight_bytes(),

@@ -18,6 +18,7 @@ from asbuilt.plan.serve.capacity import Capacity
 from asbuilt.plan.serve.conventions import Conventions
 from asbuilt.plan.serve.disaggregate import Balance, Disaggregated, Pool
 from asbuilt.plan.serve.expected import LEVELS, Level
+from asbuilt.plan.serve.expert_loads import Experts
 from asbuilt.plan.serve.host_cache import HostCache
 from asbuilt.plan.serve.roofline import Roofline
 from asbuilt.plan.serve.search import Found, search
@@ -70,6 +71,8 @@ class ServePlan:
     """How the workload is served, with low, middle and high efficiencies; None where its sequences do not fit."""
     host_cache: HostCache | None = None
     """The second cache, in host memory."""
+    experts: Experts | None = None
+    """Replicas of routed experts, and the load of the busiest device."""
     disaggregated: Disaggregated | None = None
     """Both pools, where prompts are computed by other devices; capacity, layout and users are those of the others."""
 

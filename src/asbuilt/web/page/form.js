@@ -48,7 +48,7 @@ function machines(c, { words }, machine) {
   for (const input of Object.values(parts)) input.dataset.field = "gpu";
   const labelled = (label, input, kind = "") => el("label", { for: input.id, class: kind }, label, input);
   return [labelled("Machine", parts.card), words("Count", "gpus", "1"),
-    words("Tensor parallel", "tp", "automatic"), words("Pipeline stages", "pp", "automatic"), words("Expert parallel", "ep", "1"), words("Devices per node", "node", "8"),
+    words("Tensor parallel", "tp", "automatic"), words("Pipeline stages", "pp", "automatic"), words("Expert parallel", "ep", "1"), words("Replicas of experts", "redundant_experts", "0"), words("Devices per node", "node", "8"),
     words("Network of a device", "network", "400Gb/s"), words("Link to host memory", "host", "25GB/s"),
     folded("MIG slice, other numbers", labelled("MIG slice", parts.slice), labelled("Numbers that replace its own", parts.numbers, "wide"))];
 }
