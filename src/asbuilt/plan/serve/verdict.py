@@ -110,7 +110,7 @@ def growth(delays: Delays, seconds: Sequence[float]) -> tuple[float, float]:
         return 0.0, math.inf
     slope = sum((a - at) * (b - delay) for a, b in zip(x, y, strict=True)) / spread
     left = sum((b - delay - slope * (a - at)) ** 2 for a, b in zip(x, y, strict=True))
-    alike = max(1.0, 2 * delays.rate * _slow(seconds) * BATCHES / (many / 2))
+    alike = min(BATCHES, max(1.0, 2 * delays.rate * _slow(seconds) * BATCHES / (many / 2)))
     return slope, math.sqrt(alike * left / (BATCHES - 2) / spread)
 
 
