@@ -147,6 +147,7 @@ def serve(
         chunk=chunk,
         conventions=chosen.rules(machine, layout, said),
         engine=chosen,
+        kv_host=kv_host,
         sequences=sequences,
         given=given,
         adapters=adapters(spec, lora, lora_rank, lora_targets, offloaded=gpu_layers is not None or cpu_moe is not None),

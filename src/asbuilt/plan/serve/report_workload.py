@@ -66,6 +66,11 @@ def served(plan: ServePlan) -> Table:
         _row("cache used, mean and most", low, middle, high, lambda s: f"{s.cache_used:.0%}, {s.cache_most:.0%}"),
         _row("busy", low, middle, high, lambda s: f"{s.busy:.0%}"),
         _row("preemptions", low, middle, high, lambda s: f"{s.preemptions:,}"),
+        *(
+            [_row("brought back from the host", low, middle, high, lambda s: f"{s.returned:,}, {s.host_most:.0%} used")]
+            if plan.host_cache is not None
+            else []
+        ),
         _row("the rate is kept up", low, middle, high, kept_up),
     ]
     rows += [_row(name, low, middle, high, shown) for name, shown in report_pools.served(plan)]

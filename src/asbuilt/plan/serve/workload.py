@@ -15,7 +15,7 @@ from asbuilt.files import read_regular
 from asbuilt.plan.serve.capacity import Capacity
 from asbuilt.plan.serve.curve import Curve
 from asbuilt.plan.serve.roofline import Roofline
-from asbuilt.plan.serve.simulate import Group, Outcome, Request, Room, Tally
+from asbuilt.plan.serve.simulate import Group, HostRoom, Outcome, Request, Room, Tally
 from asbuilt.plan.serve.steptime import StepTimes
 from asbuilt.plan.serve.verdict import KEPT, Delays, Verdict, verdict
 
@@ -206,6 +206,10 @@ class Served:
     preemptions: int
     simulated: int
     enough: int | None = None
+    returned: int = 0
+    """Sequences that were brought back from host memory."""
+    host_most: float | None = None
+    """The most of the host memory for caches that was used."""
     pools: Pools | None = None
     """Where prompts are computed by other devices than answers; `busy` and the caches are then of those for answers."""
 
@@ -258,8 +262,33 @@ def outcome(roofline: Roofline, workload: Workload) -> Outcome | None:
         closed=workload.rate is None,
         advance=workload.advance,
         drafting=1 + workload.drafts * workload.draft_cost,
+        host=host_room(roofline, workload.longest),
     )
     return group.run(ready.curve, workload.count(users), workload.warm(users))
+
+
+def host_room(roofline: Roofline, longest: int) -> HostRoom | None:
+    """Returns the host memory of a group for caches of up to `longest` tokens, None without any.
+
+    A copy's sequence takes what all its devices hold; each device brings its own share back at once with the others.
+    """
+    capacity = roofline.capacity
+    if capacity.kv_host is None:
+        return None
+    layout, stages = capacity.layout, capacity.device.stages
+    rate = roofline.conventions.host * roofline.reached.link
+
+    def shares(tokens: int) -> tuple[float, float]:
+        each = [capacity.per_user(stage, tokens) for stage in stages]
+        whole = sum(nbytes * stage.stage.count for nbytes, stage in zip(each, stages, strict=True))
+        return float(layout.tp * whole), max(each) / rate
+
+    curve = Curve(shares, longest + 1)
+    return HostRoom(
+        nbytes=capacity.kv_host / layout.groups,
+        stored=lambda tokens: curve.at(tokens)[0],
+        seconds=lambda tokens: curve.at(tokens)[1],
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -334,6 +363,7 @@ def _served(found: Outcome, groups: int, asked: float | None) -> Served:
     finished = end.finished - begin.finished
     slow = [(r.finished - r.first) / (r.output - 1) for r in counted if r.output > 1]
     whole = [r.finished - r.arrived for r in counted]
+    host = found.host
     kept = KEPT if asked is None else kept_up(found, asked / groups)
 
     def rate(name: str) -> float:
@@ -355,6 +385,8 @@ def _served(found: Outcome, groups: int, asked: float | None) -> Served:
         cache_most=found.most_cache / found.room,
         preemptions=found.preempted,
         simulated=len(found.requests),
+        returned=0 if host is None else host.returned,
+        host_most=None if host is None else host.most / host.nbytes,
     )
 
 
