@@ -53,8 +53,8 @@ ASSUMPTIONS = {
     "link": LINK_SOURCE,
     "optimizer": "its step reads and writes its state once, at full memory bandwidth",
     "overlap": "data-parallel traffic overlaps with the backward pass, a context's ring with all computing",
-    "loss": "three float32 tensors of the logits' size at once, as in PyTorch's cross-entropy; two in asbuilt's "
-    "(measured)",
+    "loss": "three float32 tensors of the logits' size at once, as in PyTorch's cross-entropy; two in asbuilt's, "
+    "one where a head is a product alone (measured)",
     "gradient": "the head's new gradient coexists with the one it is added to; three for a tied table (measured)",
     "gathered": "ZeRO-3 gathers two blocks and the weights outside the blocks; ZeRO-2 and 3 hold one block's gradients"
     "; a pipeline's stage gathers all of its weights, and holds all of its gradients, once a step (as torchtitan does)",
