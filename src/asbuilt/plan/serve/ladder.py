@@ -88,7 +88,7 @@ def _reserve(capacity: Capacity, spent: dict[str, int]) -> Line:
 
 
 def _buffers(capacity: Capacity, stage: DeviceStage) -> Line:
-    return total("buffers", capacity.buffers(stage), source=_sources(capacity, "keeps", "vocabulary"))
+    return total("buffers", capacity.buffers(stage), source=_sources(capacity, "tables", "vocabulary", "multiples"))
 
 
 def _sources(capacity: Capacity, *names: str) -> str:
