@@ -282,7 +282,7 @@ class Capacity:
 
     def per_user(self, stage: DeviceStage, context: int) -> int:
         """Returns the cache bytes of one sequence of `context` tokens in this stage."""
-        shared = with_states(stage, context, self.pages, self.kv_bytes)
+        shared = with_states(stage, context, self.pages, self.kv_bytes, self.width)
         return math.ceil(self.numbers(stage, context).nbytes(self.kv_bytes) if shared is None else shared)
 
     def in_group(self, stage: DeviceStage, context: int) -> int | float:

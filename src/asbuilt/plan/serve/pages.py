@@ -70,15 +70,16 @@ def _group(layers: Collection[int]) -> int:
 
 
 def with_states(
-    stage: DeviceStage, context: int, layout: Layout, each: int | Fraction | CacheFormat
+    stage: DeviceStage, context: int, layout: Layout, each: int | Fraction | CacheFormat, width: int
 ) -> Fraction | int | None:
     """Returns the bytes of one sequence where layers with states and layers that keep tokens share one pool of pages.
 
     A page holds one layer's state, and the fewest whole blocks of tokens that take as many bytes; a state takes one
-    page. `each` are the bytes of a cached number. None where there are no states beside tokens, or where layers keep
+    page. `each` are the bytes of a cached number, `width` those of an activation, in which states are that are not
+    float32. None where there are no states beside tokens, or where layers keep
     tokens of different sizes or of another sequence.
     """
-    kinds = _kinds(stage, each)
+    kinds = _kinds(stage, each, width)
     states = [size for window, size in kinds if window == STATE]
     per_token = {size for window, size in kinds if window != STATE}
     if not layout.grouped or not states or len(per_token) != 1:
@@ -93,7 +94,9 @@ def with_states(
     return pages * group * block * token
 
 
-def _kinds(stage: DeviceStage, each: int | Fraction | CacheFormat) -> dict[tuple[int, Fraction | int], int]:
+def _kinds(
+    stage: DeviceStage, each: int | Fraction | CacheFormat, width: int
+) -> dict[tuple[int, Fraction | int], int]:
     """Returns how many layers of each kind there are, by window (0: every token) or `STATE`, and bytes.
 
     The bytes are those of a token or of the state. A layer that has both counts as one of each kind.
@@ -103,8 +106,9 @@ def _kinds(stage: DeviceStage, each: int | Fraction | CacheFormat) -> dict[tuple
         held: dict[int, Fraction | int] = {}
         for node in child.below():
             for r in node.own.remembers():
-                many = Fraction(node.count, child.count) * r.size * r.number_bytes(each) / r.every
                 kind = STATE if r.tokens_kept(ENDLESS) <= 1 else r.window or 0
+                number = r.number_bytes(width if kind == STATE else each)
+                many = Fraction(node.count, child.count) * r.size * number / r.every
                 held[kind] = held.get(kind, 0) + many
         for kind, size in held.items():
             kinds[kind, size] = kinds.get((kind, size), 0) + child.count
