@@ -19,6 +19,7 @@ from asbuilt.checkpoint.source import open_model
 from asbuilt.families import read_config
 from asbuilt.plan import ServePlan, serve
 from asbuilt.plan.serve.pages import with_states
+from asbuilt.spec import Model
 
 SHARED = Path(__file__).parents[3] / "shared"
 GIB = 2**30
@@ -173,7 +174,7 @@ ROWS = {
 @cache
 def planned(name: str) -> ServePlan:
     row = ROWS[name]
-    spec = row.model
+    spec: str | Model = row.model
     if "/" in row.model:
         file = SHARED / f"{row.model}.json"
         file = file if file.exists() else SHARED / row.model / "config.json"
@@ -183,7 +184,7 @@ def planned(name: str) -> ServePlan:
     return serve(spec, row.gpu, **{"dtype": "bf16"} | row.asked)
 
 
-def _changed(file: Path, changed: dict[str, Any]) -> Any:
+def _changed(file: Path, changed: dict[str, Any]) -> Model:
     """Returns the spec of the config with fields replaced; those that become None are left out."""
     config = json.loads(file.read_text())
     for name, value in changed.items():

@@ -94,9 +94,7 @@ def with_states(
     return pages * group * block * token
 
 
-def _kinds(
-    stage: DeviceStage, each: int | Fraction | CacheFormat, width: int
-) -> dict[tuple[int, Fraction | int], int]:
+def _kinds(stage: DeviceStage, each: int | Fraction | CacheFormat, width: int) -> dict[tuple[int, Fraction | int], int]:
     """Returns how many layers of each kind there are, by window (0: every token) or `STATE`, and bytes.
 
     The bytes are those of a token or of the state. A layer that has both counts as one of each kind.
