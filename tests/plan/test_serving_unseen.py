@@ -181,7 +181,8 @@ def planned(name: str) -> ServePlan:
         if not file.exists():
             pytest.skip("no ../shared here")
         spec = open_model(str(file)).spec if not row.changed else _changed(file, row.changed)
-    return serve(spec, row.gpu, **{"dtype": "bf16"} | row.asked)
+    asked: dict[str, Any] = {"dtype": "bf16"} | row.asked
+    return serve(spec, row.gpu, **asked)
 
 
 def _changed(file: Path, changed: dict[str, Any]) -> Model:

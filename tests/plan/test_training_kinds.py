@@ -210,9 +210,8 @@ def test_interruptions_are_in_the_run_and_not_in_the_step() -> None:
 
 def test_a_kernel_of_attention() -> None:
     """The parts of a step that are not scores take what they took; half as fast as 0.5, scores take twice as long."""
-    usual, given, half = (
-        made(**options).trial.step for options in ({}, {"attention_efficiency": 0.5}, {"attention_efficiency": 0.25})
-    )
+    ways: tuple[dict[str, Any], ...] = ({}, {"attention_efficiency": 0.5}, {"attention_efficiency": 0.25})
+    usual, given, half = (made(**options).trial.step for options in ways)
     assert given.seconds == usual.seconds
     again = made(attention_efficiency=0.125).trial.step
     assert again.seconds - half.seconds == pytest.approx(2 * (half.seconds - given.seconds))
