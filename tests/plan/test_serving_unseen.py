@@ -8,7 +8,7 @@ vLLM 0.10 to 0.16 takes outside PyTorch on one card, and over NVLink.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,10 @@ import pytest
 
 from asbuilt.checkpoint.source import open_model
 from asbuilt.families import read_config
+from asbuilt.kernels.memory import memory
 from asbuilt.plan import ServePlan, serve
 from asbuilt.plan.serve.pages import with_states
-from asbuilt.spec import Model
+from asbuilt.spec import LongRope, Model, Rotary
 
 SHARED = Path(__file__).parents[3] / "shared"
 GIB = 2**30
@@ -267,6 +268,28 @@ def test_experts_in_mxfp4_are_padded(card: str, widths: tuple[int, int]) -> None
     padding = capacity.buffers(capacity.device.stages[0]).get("padding of experts", 0)
     more = 32 * 24 * 3 * (widths[0] * widths[1] - 2880**2) * 17 / 32
     assert padding == pytest.approx(more, abs=1)
+
+
+def test_tables_of_interpolated_positions() -> None:
+    """gemma-3-4b: 131,072 positions of 256 numbers for windows, and eight times as many for the layers of factor 8.
+
+    The weights with the tower that reads images, and these tables, are what vLLM 0.19 logged as weights: 8.58 GiB.
+    """
+    capacity = serve("gemma-3-4b", "h100-sxm", engine="vllm-0.19", dtype="bf16").capacity
+    tables = capacity.buffers(capacity.device.stages[0])["RoPE tables"]
+    assert tables == 9 * 131072 * 256 * 2
+    weights = serve("gemma-3-4b-mm", "h100-sxm", dtype="bf16").weight_bytes
+    assert (weights + tables) / GIB == pytest.approx(8.58, abs=0.015)
+
+
+def test_two_lists_of_factors_have_a_table_each() -> None:
+    """As phi-3 has them: 128 positions of the original context, and 640 of the longest text."""
+    positions = Rotary(
+        d_rotary=6,
+        scaling=LongRope(short_factors=(1.0,) * 3, long_factors=(2.0,) * 3, original_context=128, attention_factor=1.0),
+    )
+    assert memory(positions).resident(640, 2) == (128 + 640) * 6 * 2
+    assert memory(replace(positions, scaling=None)).resident(640, 2) == 640 * 6 * 2
 
 
 def test_shared_memory_is_not_reported() -> None:

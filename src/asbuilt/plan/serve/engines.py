@@ -191,7 +191,8 @@ VLLM = CUDA | {
     "grouped": "layers of one kind in groups as large as the rarest kind, the last one padded: v1/core. Beside states "
     "a page has the fewest blocks of 16 tokens that take as much as a state, and a state takes a page: "
     "model_executor/models/config.py, HybridAttentionMambaModelConfig",
-    "tables": "RoPE tables of the model's whole context",
+    "tables": "RoPE tables of the model's whole context, as many times longer as positions are interpolated: "
+    "layers/rotary_embedding",
     "multiples": "hidden and stream's width of experts in mxfp4, to multiples of 64 and 1 on Hopper (Triton), 256 and "
     "256 on Blackwell (FlashInfer), 128 and 256 elsewhere (Marlin): layers/quantization/mxfp4.py",
 }
