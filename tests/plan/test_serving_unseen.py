@@ -261,6 +261,12 @@ def test_a_state_takes_a_page() -> None:
     assert block == 1056
 
 
+def test_states_in_groups() -> None:
+    """nemotron-3-nano-30b in fp8: 6 layers keep tokens, so 23 of states make four groups of 6, the last one padded."""
+    plan = serve("nemotron-3-nano-30b", "h200", engine="vllm-0.19", context=2 * 4176, dtype="bf16", kv_dtype="fp8")
+    assert lines(plan)["cache per user"] == (2 + 4) * 6 * 4176 * 2 * 2 * 128
+
+
 @pytest.mark.parametrize(("card", "widths"), [("h200", (2880, 2880)), ("l40s", (2944, 3072)), ("b200", (3072, 3072))])
 def test_experts_in_mxfp4_are_padded(card: str, widths: tuple[int, int]) -> None:
     """gpt-oss-20b: 32 experts of 24 layers, three matrices of 2,880 x 2,880 in 17/32 bytes a number."""
