@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from formulas import worked_out
 
 from asbuilt.checkpoint.source import open_model
 from asbuilt.families import read_config
@@ -241,7 +242,8 @@ def test_pages_of_states(model: str) -> None:
     def held(context: int) -> int:
         found = with_states(stage, context, capacity.pages, capacity.kv_bytes, 2)
         assert found is not None
-        return int(found)
+        assert found.tokens == tokens
+        return int(found.nbytes)
 
     assert held(tokens) == held(1)
     assert held(tokens + 1) > held(tokens)
@@ -265,6 +267,8 @@ def test_states_in_groups() -> None:
     """nemotron-3-nano-30b in fp8: 6 layers keep tokens, so 23 of states make four groups of 6, the last one padded."""
     plan = serve("nemotron-3-nano-30b", "h200", engine="vllm-0.19", context=2 * 4176, dtype="bf16", kv_dtype="fp8")
     assert lines(plan)["cache per user"] == (2 + 4) * 6 * 4176 * 2 * 2 * 128
+    for line in plan.counted:
+        assert worked_out(line) == line.value, line.name
 
 
 @pytest.mark.parametrize(("card", "widths"), [("h200", (2880, 2880)), ("l40s", (2944, 3072)), ("b200", (3072, 3072))])

@@ -17,7 +17,7 @@ from asbuilt.plan.serve.adapters import Adapters
 from asbuilt.plan.serve.conventions import CPU_WORKSPACE, SAMPLER_BYTES, WORKSPACE, Conventions
 from asbuilt.plan.serve.engines import IDEAL, NOTHING, Engine, Given
 from asbuilt.plan.serve.offload import Offload
-from asbuilt.plan.serve.pages import Layout, held_numbers, with_states
+from asbuilt.plan.serve.pages import Layout, Shared, held_bytes, held_numbers, with_states
 from asbuilt.spec import Kind, MixtureOfExperts, Model, Pass
 from asbuilt.spec.part import CacheFormat
 
@@ -282,8 +282,11 @@ class Capacity:
 
     def per_user(self, stage: DeviceStage, context: int) -> int:
         """Returns the cache bytes of one sequence of `context` tokens in this stage."""
-        shared = with_states(stage, context, self.pages, self.kv_bytes, self.width)
-        return math.ceil(self.numbers(stage, context).nbytes(self.kv_bytes) if shared is None else shared)
+        return math.ceil(held_bytes(stage, context, self.pages, self.kv_bytes, self.width))
+
+    def shared(self, stage: DeviceStage, context: int) -> Shared | None:
+        """Returns the pages of one sequence if those of states are those of tokens, else None."""
+        return with_states(stage, context, self.pages, self.kv_bytes, self.width)
 
     def in_group(self, stage: DeviceStage, context: int) -> int | float:
         """Returns how many sequences one group fits in this stage, rounded by convention; infinite without a cache."""

@@ -69,15 +69,40 @@ def _group(layers: Collection[int]) -> int:
     return most if most < NEARLY_EQUAL * rarest else rarest
 
 
+def held_bytes(
+    stage: DeviceStage, context: int, layout: Layout, each: int | Fraction | CacheFormat, width: int
+) -> Fraction | int:
+    """Returns the cached bytes of one sequence in a stage, with `each` a cached number and `width` an activation."""
+    shared = with_states(stage, context, layout, each, width)
+    return held_numbers(stage, context, layout).nbytes(each) if shared is None else shared.nbytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shared:
+    """One sequence's pages where layers that keep states share a pool with those that keep tokens.
+
+    A page has `tokens` of each of a group's `layers`, `token` bytes a token and layer; a state takes one page.
+    """
+
+    pages: int
+    layers: int
+    tokens: int
+    token: float | int
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all pages."""
+        return math.ceil(self.pages * self.layers * self.tokens * self.token)
+
+
 def with_states(
     stage: DeviceStage, context: int, layout: Layout, each: int | Fraction | CacheFormat, width: int
-) -> Fraction | int | None:
-    """Returns the bytes of one sequence where layers with states and layers that keep tokens share one pool of pages.
+) -> Shared | None:
+    """Returns the pages of one sequence where layers with states and layers that keep tokens share one pool.
 
-    A page holds one layer's state, and the fewest whole blocks of tokens that take as many bytes; a state takes one
-    page. `each` are the bytes of a cached number, `width` those of an activation, in which states are that are not
-    float32. None where there are no states beside tokens, or where layers keep
-    tokens of different sizes or of another sequence.
+    A page holds one layer's state, and the fewest whole blocks of tokens that take as many bytes. `each` are the bytes
+    of a cached number, `width` those of an activation, in which states are that are not float32. None where there are
+    no states beside tokens, or where layers keep tokens of different sizes or of another sequence.
     """
     kinds = _kinds(stage, each, width)
     states = [size for window, size in kinds if window == STATE]
@@ -91,7 +116,8 @@ def with_states(
         r = Remembered(name="tokens", shape=(1,), window=window if window else None)
         tokens = block if window == STATE else held_tokens(r, context, replace(layout, block=block))
         pages += math.ceil(layers / group) * (tokens // block)
-    return pages * group * block * token
+    whole = int(token) if token == int(token) else float(token)
+    return Shared(pages=pages, layers=group, tokens=block, token=whole)
 
 
 def _kinds(stage: DeviceStage, each: int | Fraction | CacheFormat, width: int) -> dict[tuple[int, Fraction | int], int]:
