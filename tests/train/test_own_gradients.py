@@ -147,7 +147,8 @@ def test_logits_that_a_hook_sees_keep_their_place() -> None:
     ids = torch.randint(17, (2, 9))
     assert model.yields_logits
     seen: list[torch.Tensor] = []
-    model.head.register_forward_hook(lambda _, __, made: seen.append(made))
+    assert model.head is not None
+    model.head.register_forward_hook(lambda *seen_here: seen.append(seen_here[-1]))  # type: ignore[arg-type]
     assert not model.yields_logits
     loss_of(model, Batch(ids=ids, targets=ids)).total.backward()
     with torch.no_grad():

@@ -173,7 +173,7 @@ def likelihood(logits_NV: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor] | 
 def likelihood_gradient(
     logits_NV: Tensor, targets_N: Tensor, log_z_N: Tensor, z: float, d: Tensor, *, within: bool = False
 ) -> Tensor:
-    """Returns d (p (1 + 2 z ln Z) - 1[target]), of logits that `likelihood` has read; it takes their place if `within`."""
+    """Returns d (p (1 + 2 z ln Z) - 1[target]) of logits that `likelihood` has read, in their place if `within`."""
     lib = native.library()
     assert lib is not None
     N, V = logits_NV.shape
