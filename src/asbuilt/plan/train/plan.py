@@ -26,7 +26,7 @@ from asbuilt.plan.train.options import ASSUMPTIONS, CHINCHILLA, Options, steppin
 from asbuilt.plan.train.published import SECONDS_AN_HOUR, Run, nearest
 from asbuilt.plan.train.stages import StageMemory, fullest
 from asbuilt.plan.train.step import TrainingStep
-from asbuilt.plan.train.subject import UNSAID, Subject
+from asbuilt.plan.train.subject import UNSAID, Subject, Unit
 from asbuilt.spec import Model
 
 SECONDS_A_DAY = 86400
@@ -71,6 +71,7 @@ def attempt(subject: Subject, machine: Machine, options: Options) -> Trial:
         job=found[0].job,
         speed=speed_of(machine, options),
         needed=subject.flops(options),
+        each=subject.each(options),
     )
     return Trial(
         options=options,
@@ -122,13 +123,17 @@ def speed_of(machine: Machine, options: Options) -> Speed:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainPlan:
-    """A training plan: `lines` derive it; memory figures are those of the fullest device, summed up by the ladder."""
+    """A training plan: `lines` derive it; memory figures are those of the fullest device, summed up by the ladder.
+
+    `unit` is what all that is counted in tokens is: of a model that compares images and texts, pairs of them.
+    """
 
     model: str
     machine: Machine
     trial: Trial
     parameters: int
     active: int
+    unit: Unit
     flops_per_token: dict[str, float]
     ladder: tuple[Line, ...]
     suggestions: tuple[Suggestion, ...] = ()
@@ -321,6 +326,7 @@ def plan(subject: Subject, machine: Machine, options: Options) -> TrainPlan:
         trial=trial,
         parameters=subject.total,
         active=subject.active,
+        unit=subject.unit,
         flops_per_token=subject.flops(options),
         ladder=tuple(ladder(trial)),
         suggestions=() if trial.fits else tuple(suggest(subject, machine, trial)),

@@ -29,7 +29,7 @@ from asbuilt.plan.train.work import (
     timed,
     times_in,
 )
-from asbuilt.spec import Block, Branch, Map, Model, Part, Pass
+from asbuilt.spec import Block, Branch, Contrast, Map, Model, Part, PatchEmbedding, Pass
 from asbuilt.spec.part import Kind, Weight, walk
 
 # asbuilt's own words, then Megatron-LM's selective recomputation (arXiv 2205.05198, section 5), of attention's scores,
@@ -37,6 +37,10 @@ from asbuilt.spec.part import Kind, Weight, walk
 Checkpointing = Literal["none", "selective", "full", "megatron-selective", "torchtitan-op"]
 OWN_CHECKPOINTING: tuple[Checkpointing, ...] = ("none", "selective", "full")
 CHECKPOINTING: tuple[Checkpointing, ...] = (*OWN_CHECKPOINTING, "megatron-selective", "torchtitan-op")
+# The paths of stacks within a model whose blocks are trained: an encoder, and the tower of pairs.
+INNER = ("encoder.", "vision.tower.")
+# Pixels of a batch are in float32.
+PIXEL_WIDTH = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,20 +103,17 @@ def shares(
     kinds: dict[str, int] = {}
     pieces: list[Piece] = []
     before, after = Piece(), Piece()
-    for node, encoded in _pieces(root):
+    for node, seen in _pieces(root, at.run):
+        made = fold.idle(node) if seen is None else fold.seeing(seen).piece(node)
         if isinstance(node.whole, Block):
             kinds[node.path] = len(pieces)
-            runs = encoded or spec.runs_block(node.whole, at.run)
-            pieces.append(fold.piece(node) if runs else fold.idle(node))
+            pieces.append(made)
             continue
-        seen = at.run if encoded else spec.child_run(node.name, at.run)
-        if seen is None:
-            made = fold.idle(node)
-        else:  # a head over images sees one token of each
-            own = fold if seen.tokens == at.run.tokens else replace(fold, at=replace(at, run=seen, cp=1))
-            made = own.piece(node)
-        before, after = (before, _joined(after, made)) if node.path in ABOVE else (_joined(before, made), after)
+        ends = node.path in ABOVE or (isinstance(node.whole, Contrast) and seen is not None)
+        before, after = (before, _joined(after, made)) if ends else (_joined(before, made), after)
     local = at.local
+    if spec.patches is not None and local.images:
+        before = replace(before, shared=before.shared | {"pixels": _pixels(spec.patches, local)})
     stream = local.rows * spec.stream_width * local.width
     return Shares(
         before=before,
@@ -122,26 +123,52 @@ def shares(
         copied=_copied(root, fold),
         stream=split(stream, at.by_tokens),
         logits=_logits(spec, root, replace(local, width=LOGITS_WIDTH), at),
-        rows=local.rows,
+        rows=local.batch if spec.gives == "similarities" else local.rows,
     )
 
 
-def _pieces(root: Node, encoded: bool = False) -> Iterator[tuple[Node, bool]]:
-    """Yields (node, whether an encoder holds it) for blocks and what lies outside them."""
+def _pixels(patches: PatchEmbedding, run: Pass) -> int:
+    """Bytes of the images of a micro-batch, which are there in float32 until its end."""
+    return run.batch * run.images * patches.channels * patches.image_size**2 * PIXEL_WIDTH
+
+
+def _pieces(root: Node, run: Pass) -> Iterator[tuple[Node, Pass | None]]:
+    """Yields (node, the pass that it sees, if it runs) for blocks and what lies outside them.
+
+    Those of an encoder, and of a tower whose vectors are compared, are pieces like a model's own.
+    """
+    model = root.whole
+    assert isinstance(model, Model)
+    for child in root.children:
+        seen = model.child_run(child.name, run)
+        if isinstance(child.whole, Model):
+            yield from ((node, run) for node in child.children)
+        elif isinstance(child.whole, Contrast) and seen is not None:
+            yield replace(child, children=()), seen
+            (tower,) = child.children
+            encoder, own = child.whole.tower, child.whole.child_run(tower.name, seen)
+            yield from ((node, encoder.child_run(node.name, own)) for node in tower.children)
+        elif isinstance(child.whole, Block) and seen is not None:
+            yield child, run
+        else:
+            yield child, seen
+
+
+def _inner(root: Node) -> Iterator[Node]:
+    """Yields the stacks within a model: an encoder, and a tower whose vectors are compared."""
     for child in root.children:
         if isinstance(child.whole, Model):
-            yield from _pieces(child, encoded=True)
-        else:
-            yield child, encoded
+            yield child
+        elif isinstance(child.whole, Contrast):
+            yield from child.children
 
 
 def _order(root: Node, order: tuple[int, ...], kinds: dict[str, int]) -> Iterator[int]:
-    """The index of every block's piece, an encoder's before the model's own."""
-    for child in root.children:
-        if isinstance(child.whole, Model):
-            for block in child.children:
-                if isinstance(block.whole, Block):
-                    yield from [kinds[block.path]] * block.count
+    """The index of every block's piece, an inner stack's before the model's own."""
+    for stack in _inner(root):
+        for block in stack.children:
+            if isinstance(block.whole, Block):
+                yield from [kinds[block.path]] * block.count
     yield from (kinds[f"blocks.{kind}"] for kind in order if f"blocks.{kind}" in kinds)
 
 
@@ -160,13 +187,13 @@ def _read_in_blocks(spec: Model, run: Pass) -> dict[str, bool]:
 
 
 def stack(path: str) -> str:
-    """The path prefix of the stack: the encoder's, or empty."""
-    return "encoder." if path.startswith("encoder.") else ""
+    """The path prefix of the stack: the encoder's, the tower's, or empty."""
+    return next((inner for inner in INNER if path.startswith(inner)), "")
 
 
 def in_block(path: str) -> bool:
-    """Whether a path lies in a block, of the model or of its encoder."""
-    return path.startswith(("blocks.", "encoder.blocks."))
+    """Whether a path lies in a block, of the model or of a stack within it."""
+    return path.removeprefix(stack(path)).startswith("blocks.")
 
 
 def _joined(a: Piece, b: Piece) -> Piece:
@@ -232,6 +259,12 @@ class _Fold:
         # expert parallelism divides the experts, and sends rows to them
         sent, once = self._sent(node)
         return replace(alike, experts=self._state_of(node, spread=True), sent=sent, once=once)
+
+    def seeing(self, run: Pass) -> _Fold:
+        """Returns the fold of what sees another pass than the model: a head over images one token, a tower these."""
+        own = self.at.run
+        same = (run.tokens, run.images) == (own.tokens, own.images)
+        return self if same else replace(self, at=replace(self.at, run=run, cp=1))
 
     def idle(self, node: Node) -> Piece:
         """Returns one device's share of weights that are held but neither used in the step nor trained."""
@@ -345,6 +378,8 @@ class _Fold:
         for key, tensor in cost.saved_tensors(node.own, run, node.path).items():
             if self.read.get(node.path) and key == f"{node.path}:input":
                 continue
+            if not (node.children or tensor.shared or key.rpartition(":")[0] == node.path):
+                continue  # of a tower, whose pieces are apart
             nbytes = tensor.nbytes(run.width)
             if tensor.shared:
                 shared[f"{stack(node.path)}{key}"] = nbytes

@@ -46,7 +46,8 @@ class Shard:
 class TrainingStep:
     """One optimizer step of a layout, from its stages.
 
-    `needed` is the model's FLOPs per token by convention, without recomputation, as a utilisation counts them.
+    `needed` is the model's FLOPs per token, or per pair of an image and a text, by convention, without recomputation,
+    as a utilisation counts them; a sequence is `each` of them.
     """
 
     stages: list[StageMemory]
@@ -54,6 +55,7 @@ class TrainingStep:
     job: Job
     speed: Speed
     needed: Mapping[str, float]
+    each: int
 
     @cached_property
     def passes(self) -> int:
@@ -392,8 +394,8 @@ class TrainingStep:
 
     @property
     def tokens(self) -> int:
-        """Tokens per step, over all replicas."""
-        return self.job.batch * self.job.seq * self.job.accumulate * self.layout.dp
+        """Tokens, or pairs, per step, over all replicas."""
+        return self.job.batch * self.each * self.job.accumulate * self.layout.dp
 
     def lines(self) -> list[Line]:
         """The derivation of the step's time."""
