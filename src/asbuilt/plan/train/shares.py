@@ -29,7 +29,7 @@ from asbuilt.plan.train.work import (
     timed,
     times_in,
 )
-from asbuilt.spec import Block, Branch, Contrast, Map, Model, Part, PatchEmbedding, Pass
+from asbuilt.spec import MLP, Block, Branch, Contrast, GatedMLP, Map, Model, Part, PatchEmbedding, Pass
 from asbuilt.spec.part import Kind, Weight, walk
 
 # asbuilt's own words, then Megatron-LM's selective recomputation (arXiv 2205.05198, section 5), of attention's scores,
@@ -38,7 +38,8 @@ Checkpointing = Literal["none", "selective", "full", "megatron-selective", "torc
 OWN_CHECKPOINTING: tuple[Checkpointing, ...] = ("none", "selective", "full")
 CHECKPOINTING: tuple[Checkpointing, ...] = (*OWN_CHECKPOINTING, "megatron-selective", "torchtitan-op")
 # The paths of stacks within a model whose blocks are trained: an encoder, and the tower of pairs.
-INNER = ("encoder.", "vision.tower.")
+TOWER = "vision.tower."
+INNER = ("encoder.", TOWER)
 # Pixels of a batch are in float32.
 PIXEL_WIDTH = 4
 
@@ -53,12 +54,15 @@ class Piece:
     outside the blocks once for both. `measured` are those of the loss of a divided vocabulary, `summed` bytes of
     gradients those of weights that each of these ranks has whole, within what they divide. `sent` ones go to experts
     and come back, each token's `once` if a node is sent it once; `passed` bytes of keys and values go round the ring of
-    a context. `products` and `scored` numbers of scores are for the time of a pass.
+    a context. `products` and `scored` numbers of scores are for the time of a pass. `apart` bytes, by checkpointing,
+    are saved by what runs later, and gone before this piece's backward pass. `spared` FLOPs are those of a last product
+    that is only added to the stream: PyTorch's repetition of a block ends before it.
     """
 
     dense: State = field(default_factory=State)
     experts: State = field(default_factory=State)
     kept: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CHECKPOINTING, 0))
+    apart: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CHECKPOINTING, 0))
     shared: dict[str, int] = field(default_factory=dict)
     lent: dict[str, int] = field(default_factory=dict)
     temporary: int = 0
@@ -72,13 +76,14 @@ class Piece:
     sent: int = 0
     once: int = 0
     passed: int = 0
+    spared: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shares:
     """The pieces of a model: `blocks` in order, as numbers of the `kinds` of piece they are of.
 
-    `rows` of a micro-batch is 0 where only a number of parameters is known.
+    `rows` of a micro-batch, those of its logits or similarities, are 0 where only a number of parameters is known.
     """
 
     before: Piece
@@ -89,6 +94,7 @@ class Shares:
     stream: int  # bytes of the residual stream of one micro-batch
     logits: int  # bytes of its logits in float32
     rows: int
+    entering: int = 0  # bytes when all that is saved is gone: a new gradient of the table, the stream's, and pixels
 
 
 def shares(
@@ -103,17 +109,20 @@ def shares(
     kinds: dict[str, int] = {}
     pieces: list[Piece] = []
     before, after = Piece(), Piece()
+    later = dict.fromkeys(CHECKPOINTING, 0)  # kept by a tower, which runs after the text
     for node, seen in _pieces(root, at.run):
         made = fold.idle(node) if seen is None else fold.seeing(seen).piece(node)
+        if seen is not None and stack(node.path) == TOWER:
+            later = {way: later[way] + node.count * made.kept[way] for way in CHECKPOINTING}
         if isinstance(node.whole, Block):
             kinds[node.path] = len(pieces)
-            pieces.append(made)
+            pieces.append(made if stack(node.path) else replace(made, apart=later))
             continue
         ends = node.path in ABOVE or (isinstance(node.whole, Contrast) and seen is not None)
         before, after = (before, _joined(after, made)) if ends else (_joined(before, made), after)
     local = at.local
-    if spec.patches is not None and local.images:
-        before = replace(before, shared=before.shared | {"pixels": _pixels(spec.patches, local)})
+    pixels = _pixels(spec.patches, local) if spec.patches is not None and local.images else 0
+    before = replace(before, shared=before.shared | {"pixels": pixels}) if pixels else before
     stream = local.rows * spec.stream_width * local.width
     return Shares(
         before=before,
@@ -124,7 +133,15 @@ def shares(
         stream=split(stream, at.by_tokens),
         logits=_logits(spec, root, replace(local, width=LOGITS_WIDTH), at),
         rows=local.batch if spec.gives == "similarities" else local.rows,
+        entering=pixels + split(stream, at.by_tokens) + _table(root, fold),
     )
+
+
+def _table(root: Node, fold: _Fold) -> int:
+    """Bytes of a new gradient of the largest weight of the embedding."""
+    held = (child for child in root.children if child.name == "embedding")
+    found = (fold.state(f"{n.path}.{name}", w, n.own.kind) for n in held for name, w in n.own.holds().items())
+    return max((state.gradients for state in found), default=0)
 
 
 def _pixels(patches: PatchEmbedding, run: Pass) -> int:
@@ -302,6 +319,7 @@ class _Fold:
             measured=measured,
             summed=self._summed(node),
             passed=self._passed(node),
+            spared=self._spared(node.own),
         )
 
     def _sums(self, node: Node) -> tuple[int, int, int]:
@@ -319,6 +337,14 @@ class _Fold:
         branches = sum(times_in(node, below) for below in node.below() if isinstance(below.own, Branch))
         each = run.rows * node.whole.branches[0].body.d_model
         return branches * each, (branches - _only_added(node.whole)) * each, 0
+
+    def _spared(self, part: Part) -> int:
+        """FLOPs of a feed-forward's last product if it is only added to the stream."""
+        if not isinstance(part, Block) or self.adapters is not None or not _only_added(part):
+            return 0
+        body = part.branches[-1].body
+        made = body.multiplies(self.at.run) if isinstance(body, MLP | GatedMLP) else ()
+        return split(made[-1].flops, self.at.cp) if made else 0
 
     def _summed(self, node: Node) -> int:
         """Bytes of gradients of weights in divided bodies that each rank has whole, but for biases after the sum."""

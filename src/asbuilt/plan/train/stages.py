@@ -276,9 +276,10 @@ class StageMemory:
 
     @cached_property
     def recompute_peak(self) -> int:
-        """Tensors that one block recomputes, and its working memory."""
+        """Tensors that one block recomputes, and its working memory, where what runs later has let go of its own."""
         way = self.job.checkpointing
-        return max(kind.kept["none"] - kind.kept[way] + kind.temporary for kind, _ in self.section.kinds)
+        kinds = [kind for kind, _ in self.section.kinds]
+        return max(kind.kept["none"] - kind.kept[way] + kind.temporary - kind.apart[way] for kind in kinds)
 
     @cached_property
     def gradient_peak(self) -> int:
@@ -294,7 +295,7 @@ class StageMemory:
         new = logits + self._head_gradient if self.shares.rows else 0
         new += self.loss_gradients if self.job.loss == "asbuilt" else 0
         gone = self.outside + (0 if self.job.offloads_activations else self.activations)
-        alone = TABLES_ALIVE * tied - gone if self.section.stage.first else 0
+        alone = max(TABLES_ALIVE * tied, self.shares.entering) - gone if self.section.stage.first else 0
         return max(new, alone)
 
     @property
