@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Literal
 
 from asbuilt.kernels.memory.linear import MappedMemory, of_map
-from asbuilt.kernels.memory.registry import Divided, Saved, memory, memory_of
+from asbuilt.kernels.memory.registry import Divided, Room, Saved, memory, memory_of
 from asbuilt.spec.attention import Attention
 from asbuilt.spec.part import Pass
 from asbuilt.spec.positions import Alibi, RelativeBuckets, Rotary
@@ -252,6 +252,16 @@ class AttentionMemory(MappedMemory[Attention]):
             return whole
         chosen = turned + mixed + self._masked(run) if part.chooses(run) else 0  # heads in other order, and the mask
         return max(memory(part.indexer).peak_bytes(run), whole + chosen)
+
+    def room(self, run: Pass) -> Room | None:
+        """Of plain heads the gradients of the mix and of q, k and v, these twice while they are put together again."""
+        part = self.part
+        inside = (part.positions, part.gating, part.q_norm, part.k_norm, part.v_norm, part.differential, part.indexer)
+        lent = part.kv_name is not None or part.kv_from is not None or part.value_width != part.d_head
+        plain = self.plain and not lent and all(one is None for one in inside) and not self._uses_reference(run)
+        if not plain or self._mask(run) not in ("none", "causal"):
+            return None
+        return Room(0, 2 * self._projected(run) + run.rows * part.d_mixed * run.width)
 
     def _distances_peak(self, run: Pass, positions: Disentangled, pairs: int) -> int:
         """Returns the bytes while embedded distances become scores: the second term's products beside the first term.

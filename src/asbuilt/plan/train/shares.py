@@ -15,6 +15,7 @@ from asbuilt.cost.folded import Node
 from asbuilt.kernels.memory import memory
 from asbuilt.plan.devices import ABOVE, known
 from asbuilt.plan.train.optimizers import Recipe, State
+from asbuilt.plan.train.room import room
 from asbuilt.plan.train.work import (
     ADAPTER,
     LOGITS_WIDTH,
@@ -49,7 +50,9 @@ class Piece:
     """One device's share of a piece, ZeRO apart, and of one micro-batch.
 
     `kept` is by checkpointing: what stays until the backward pass; `shared` tensors are one for the whole stage, as are
-    those that are `lent` to other blocks and stay only where blocks are repeated. `reduced` numbers of the stream are
+    those that are `lent` to other blocks and stay only where blocks are repeated. `temporary` is a block's working
+    memory, in one that is `repeating` with the gradient of its result; a bound, unless its parts declare it (room.py).
+    `reduced` numbers of the stream are
     summed over tensor-parallel ranks in a forward pass, and as many backward, `again` with full checkpointing;
     outside the blocks once for both. `measured` are those of the loss of a divided vocabulary, `summed` bytes of
     gradients those of weights that each of these ranks has whole, within what they divide. `sent` ones go to experts
@@ -66,6 +69,8 @@ class Piece:
     shared: dict[str, int] = field(default_factory=dict)
     lent: dict[str, int] = field(default_factory=dict)
     temporary: int = 0
+    repeating: int = 0
+    bounded: bool = True
     work: Work = field(default_factory=Work)
     products: tuple[Timed, ...] = ()
     scored: int = 0
@@ -77,6 +82,11 @@ class Piece:
     once: int = 0
     passed: int = 0
     spared: int = 0
+
+    def room(self, way: Checkpointing) -> int:
+        """Bytes that a block needs beside all that is saved: what it recomputes, and its working memory."""
+        working = self.temporary if way == "none" else self.repeating
+        return self.kept["none"] - self.kept[way] + working - self.apart[way]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,19 +313,22 @@ class _Fold:
         kept = {"none": own, "selective": own - remade, "full": full}
         kept |= {"megatron-selective": own, "torchtitan-op": min(own, results)}
         outer = dict.fromkeys(CHECKPOINTING, own) | {"full": own - self._saved_again(node)}
-        sums, again, measured = self._sums(node)
+        sums, summed_again, measured = self._sums(node)
+        first, again = (room(node.own, run, again=repeated) for repeated in (False, True))
         return Piece(
             dense=self._state_of(node, spread=False),
             experts=self._state_of(node, spread=True),
             kept=kept if inside else outer,
             shared=shared,
             lent=self._lent(node),
-            temporary=memory(node.own).peak_bytes(run),
+            temporary=memory(node.own).peak_bytes(run) if first is None else first,
+            repeating=memory(node.own).peak_bytes(run) if again is None else again,
+            bounded=first is None,
             work=self._work(node),
             products=tuple(timed(node, self.at, self.adapters)),
             scored=scored(node, self.at),
             reduced=sums,
-            again=again,
+            again=summed_again,
             measured=measured,
             summed=self._summed(node),
             passed=self._passed(node),

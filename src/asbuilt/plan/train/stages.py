@@ -277,9 +277,12 @@ class StageMemory:
     @cached_property
     def recompute_peak(self) -> int:
         """Tensors that one block recomputes, and its working memory, where what runs later has let go of its own."""
-        way = self.job.checkpointing
-        kinds = [kind for kind, _ in self.section.kinds]
-        return max(kind.kept["none"] - kind.kept[way] + kind.temporary - kind.apart[way] for kind in kinds)
+        return self.largest.room(self.job.checkpointing)
+
+    @property
+    def largest(self) -> Piece:
+        """The block that needs the most working memory."""
+        return max((kind for kind, _ in self.section.kinds), key=lambda kind: kind.room(self.job.checkpointing))
 
     @cached_property
     def gradient_peak(self) -> int:
