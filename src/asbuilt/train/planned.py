@@ -18,8 +18,9 @@ OPTIMIZERS = {"sgd": "sgd-momentum"}  # the plan's name, where it is another
 def planned(recipe: Recipe, spec: Model, machine: Machine, *, narrow: bool = False) -> TrainPlan:
     """Returns the plan of a recipe's whole run on its `parallel.ranks`, each of them such a machine.
 
-    Adapters are added to the spec. A chat is counted as if it had all of `context`, and a pair as two of them. It is of
-    float32, or if `narrow` of weights in bfloat16, for the time of products that autocast narrows.
+    Adapters are added to the spec. A chat is counted as if it had all of `context`, a pair of answers as two of them,
+    and the text of an image too. It is of float32, or if `narrow` of weights in bfloat16, for the time of products that
+    autocast narrows.
     """
     data, step, tune, given = recipe.data, recipe.step, recipe.tune, recipe.parallel
     ranks, shares = ranks_of(recipe), shares_of(recipe)
@@ -29,8 +30,9 @@ def planned(recipe: Recipe, spec: Model, machine: Machine, *, narrow: bool = Fal
     require_spread(spec, given.expert)
     require_stages(spec, recipe)
     batch = data.batch // shares * (2 if data.preferences else 1)
+    paired = data.objective == "contrastive"
     targets = batch * data.context
-    rows = step.loss_rows or max(1, CHUNK // own.n_vocab)
+    rows = targets if paired else step.loss_rows or max(1, CHUNK // own.n_vocab)
     return train(
         spec,
         machine,
@@ -55,7 +57,7 @@ def planned(recipe: Recipe, spec: Model, machine: Machine, *, narrow: bool = Fal
         loss="asbuilt",
         lora=tune.rank if tune.adapters else None,
         targets=(tune.targets or None) if tune.adapters else None,
-        tokens=float(recipe.run.steps * step.accumulate * targets * shares),
+        tokens=float(recipe.run.steps * step.accumulate * (batch if paired else targets) * shares),
     )
 
 

@@ -19,6 +19,8 @@ from asbuilt.spec.part import LARGEST_SIZE
 
 # Hoffmann et al. 2022 (arXiv 2203.15556), Table 3 rounded: about 20 tokens per parameter.
 CHINCHILLA = 20
+# Radford et al. 2021 (arXiv 2103.00020), section 2.5: 32 epochs of 400 million pairs.
+CLIP_PAIRS = 12_800_000_000
 # Kaplan et al. 2020 (arXiv 2001.08361): 2 FLOPs per parameter and token forward, 4 backward.
 SIX = 6
 
@@ -72,6 +74,10 @@ ASSUMPTIONS = {
     "nf4": "4 bits, an 8-bit scale per 64 numbers, an fp32 scale per 256 of those; code tables not counted",
     "lora": "saved tensors as in full training, an upper bound: a frozen matrix without adapter can skip its input",
     "chinchilla": f"{CHINCHILLA} tokens per active parameter (arXiv 2203.15556)",
+    "pairs": f"{CLIP_PAIRS / 1e9:g}B pairs of an image and a text: CLIP's 32 epochs of 400M (arXiv 2103.00020); 6ND of "
+    "each tower with its own tokens",
+    "contrastive": "four float32 tensors as large as the similarities of a micro-batch's pairs at once, as in asbuilt's "
+    "loss (measured); pairs of other replicas are not gathered",
     "6ND": "N is the active parameters, including the embedding table; without attention scores and recomputation",
 }
 
@@ -205,17 +211,18 @@ class Options:
         return arrange(self.gpus, **degrees, vocabulary=self.divide_vocabulary, hsdp=self.hsdp)
 
 
-def stepping(options: Options, tokens: float, *, given: bool = False) -> Options:
-    """Returns the options with as many micro-batches as make a step of so many tokens.
+def stepping(options: Options, tokens: float, each: int | None = None, *, given: bool = False) -> Options:
+    """Returns the options with as many micro-batches as make a step of so many tokens, or pairs, `each` of a sequence.
 
     Raises InputError where they make no such step, or if micro-batches are `given` too.
     """
-    once = options.batch * options.seq * options.layout.dp
+    each = options.seq if each is None else each
+    once = options.batch * each * options.layout.dp
     if given:
         raise InputError("so are micro-batches", field="tokens_per_step", value=tokens, fix="leave out --accumulate")
     if tokens % once:
         raise InputError(
-            f"no whole number of micro-batches: {options.batch} x {options.seq} tokens on {options.layout.dp} replicas",
+            f"no whole number of micro-batches: {options.batch} x {each} tokens on {options.layout.dp} replicas",
             field="tokens_per_step",
             value=tokens,
             allowed=f"a multiple of {once:,}",

@@ -393,6 +393,11 @@ class TrainingStep:
         return {name: flops * self.tokens / there for name, flops in said.items()}
 
     @property
+    def unit(self) -> str:
+        """What `tokens` counts."""
+        return "pairs" if self.job.loss == "contrastive" else "tokens"
+
+    @property
     def tokens(self) -> int:
         """Tokens, or pairs, per step, over all replicas."""
         return self.job.batch * self.each * self.job.accumulate * self.layout.dp
@@ -483,14 +488,15 @@ class TrainingStep:
         ]
 
     def _given(self, utilisation: float) -> Line:
+        one = self.unit.removesuffix("s")
         return Line(
             name="one step",
             unit="seconds",
             value=self.seconds,
-            formula="{FLOPs a token} × {tokens} / ({GPUs} × {rate} × {utilisation})",
+            formula=f"{{FLOPs a {one}}} × {{{one}s}} / ({{GPUs}} × {{rate}} × {{utilisation}})",
             numbers={
-                "FLOPs a token": self.needed[self.counted],
-                "tokens": self.tokens,
+                f"FLOPs a {one}": self.needed[self.counted],
+                f"{one}s": self.tokens,
                 "GPUs": self.layout.gpus,
                 "rate": self.speed.rate,
                 "utilisation": utilisation,
