@@ -23,14 +23,16 @@ def planned(recipe: Recipe, spec: Model, machine: Machine, *, narrow: bool = Fal
     autocast narrows.
     """
     data, step, tune, given = recipe.data, recipe.step, recipe.tune, recipe.parallel
+    paired = data.objective == "contrastive"
     ranks, shares = ranks_of(recipe), shares_of(recipe)
+    if paired and ranks > 1:  # a rank would have to see the pairs of all
+        raise InputError("needs a process alone", field="parallel.ranks", value=ranks, allowed="1")
     if step.offload and machine.kind == "cpu":
         require_apart(HOST)
     own = tensor_share(spec, given.tensor, given.vocabulary)
     require_spread(spec, given.expert)
     require_stages(spec, recipe)
     batch = data.batch // shares * (2 if data.preferences else 1)
-    paired = data.objective == "contrastive"
     targets = batch * data.context
     rows = targets if paired else step.loss_rows or max(1, CHUNK // own.n_vocab)
     return train(
