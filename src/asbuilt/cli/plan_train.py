@@ -102,6 +102,9 @@ def _rate(nbytes: float) -> str:
 @_option("pad_vocabulary", type=int, help="Pad it to a multiple of this and --tp (Megatron-LM: 128).")
 @_option("checkpointing", help=", ".join(CHECKPOINTING))
 @click.option(
+    "--document-mask", "documents", is_flag=True, help="Documents of one sequence do not attend to each other."
+)
+@click.option(
     "--chunked-loss",
     type=int,
     is_flag=False,

@@ -46,9 +46,24 @@ class AttentionPattern(NamedTuple):
 Keys = Callable[[], Tensor]
 
 
-def mask(step: Step, pattern: AttentionPattern, dtype: torch.dtype, keys: Keys) -> Mask:
-    """Returns the mask, built once for all layers with the same pattern, whose keys have the same positions."""
-    return step.once((pattern, dtype), lambda: _mask(step, pattern, dtype, keys))
+def mask(step: Step, pattern: AttentionPattern, dtype: torch.dtype, keys: Keys, *, fused: bool = False) -> Mask:
+    """Returns the mask, built once for all layers with the same pattern, whose keys have the same positions.
+
+    The `fused` kernel adds it to the scores, and would keep a copy for each layer's backward pass: it is given one of
+    numbers, that all of them share.
+    """
+    if not (fused and torch.is_grad_enabled()):
+        return step.once((pattern, dtype), lambda: _mask(step, pattern, dtype, keys))
+    kind = step.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else dtype
+    return step.once((pattern, dtype, "added"), lambda: _added(_mask(step, pattern, dtype, keys), dtype))
+
+
+def _added(mask: Mask, dtype: torch.dtype) -> Mask:
+    """Returns what is added to the scores in place of a mask that is True where a query attends to a key."""
+    if not isinstance(mask, Tensor) or mask.dtype is not torch.bool:
+        return mask
+    return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, -torch.inf)
 
 
 def _mask(step: Step, pattern: AttentionPattern, dtype: torch.dtype, keys: Keys) -> Mask:

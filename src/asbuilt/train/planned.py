@@ -54,6 +54,7 @@ def planned(recipe: Recipe, spec: Model, machine: Machine, *, narrow: bool = Fal
         dtype="bf16" if narrow else "fp32",  # of weights, gradients and state; autocast narrows products alone
         gradient_dtype="fp32",
         checkpointing=step.checkpointing,
+        documents=data.document_mask,
         offload="optimizer" if step.offload else "none",
         chunked_loss=max(1, -(-targets // rows)),
         loss="asbuilt",

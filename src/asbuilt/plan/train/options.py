@@ -78,6 +78,8 @@ ASSUMPTIONS = {
     "each tower with its own tokens",
     "contrastive": "four float32 tensors as large as the similarities of a micro-batch's pairs at once, as in asbuilt's "
     "loss (measured); pairs of other replicas are not gathered",
+    "documents": "one mask of all pairs of a sequence's tokens for each sequence, which layers share; scores are computed "
+    "in full, as without it",
     "6ND": "N is the active parameters, including the embedding table; without attention scores and recomputation",
 }
 
@@ -90,7 +92,8 @@ class Options:
     matrices of the blocks but the router. `schedule` None is interleaved where the run allows it, else 1F1B;
     `interleave` None is as many chunks of a stage as there are blocks. With a `utilisation` of the whole step nothing
     is computed of its time; with a `kernel_efficiency` it is a lower bound. `network` and `host` are bytes/s of one
-    GPU, `price` is of one GPU's hour. `pad_vocabulary` pads it to a multiple of so many rows a tensor-parallel rank.
+    GPU, `price` is of one GPU's hour. With `documents` those of a sequence do not attend to each other, so that each
+    sequence has positions and a mask of its own. `pad_vocabulary` pads it to a multiple of so many rows a tensor-parallel rank.
     """
 
     gpus: int = 1
@@ -118,6 +121,7 @@ class Options:
     sequence_parallel: bool = True
     divide_vocabulary: bool = True
     checkpointing: Checkpointing = "none"
+    documents: bool = False
     chunked_loss: int = 1
     loss: Loss = "pytorch"
     offload: Offload = "none"

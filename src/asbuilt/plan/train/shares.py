@@ -41,8 +41,8 @@ CHECKPOINTING: tuple[Checkpointing, ...] = (*OWN_CHECKPOINTING, "megatron-select
 # The paths of stacks within a model whose blocks are trained: an encoder, and the tower of pairs.
 TOWER = "vision.tower."
 INNER = ("encoder.", TOWER)
-# Pixels of a batch are in float32.
-PIXEL_WIDTH = 4
+# Pixels of a batch are in float32, the numbers of its tokens' documents in int64.
+PIXEL_WIDTH, INDEX_WIDTH = 4, 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +136,9 @@ def shares(
         before, after = (before, _joined(after, made)) if ends else (_joined(before, made), after)
     local = at.local
     pixels = _pixels(spec.patches, local) if spec.patches is not None and local.images else 0
-    before = replace(before, shared=before.shared | {"pixels": pixels}) if pixels else before
+    numbers = INDEX_WIDTH * local.rows if local.documents else 0
+    given = {name: size for name, size in (("pixels", pixels), ("documents", numbers)) if size}
+    before = replace(before, shared=before.shared | given) if given else before
     stream = local.rows * spec.stream_width * local.width
     return Shares(
         before=before,

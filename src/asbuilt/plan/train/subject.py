@@ -21,6 +21,7 @@ from asbuilt.plan.train.stages import Section, StageMemory, sections
 from asbuilt.plan.train.work import Timed, Work
 from asbuilt.spec import DualEncoder, LanguageModel, Model, Part, Pass, VisionLanguageModel, adapted
 from asbuilt.spec.adapters import is_pattern
+from asbuilt.spec.documents import require_separable
 from asbuilt.spec.embedding import TokenEmbedding
 from asbuilt.spec.head import Head, TiedHead
 from asbuilt.spec.part import Weight
@@ -85,11 +86,11 @@ class Subject:
         o = options
         pp = o.pp if self.model is None else None
         self._check_stages(o)
-        alike = (o.sequence_parallel, o.divide_vocabulary, o.pad_vocabulary)
+        alike = (o.sequence_parallel, o.divide_vocabulary, o.pad_vocabulary, o.documents)
         key = (o.batch, o.seq, o.tp, o.cp, o.ep, pp, o.recipe, o.adapters, *alike)
         if key not in self._kept:
             self._check(o)
-            run = Pass(tokens=o.seq, batch=o.batch, width=o.width, images=int(self.paired))
+            run = Pass(tokens=o.seq, batch=o.batch, width=o.width, images=int(self.paired), documents=o.documents)
             at = Slice(run=run, tp=o.tp, cp=o.cp, ep=o.ep, sequence=alike[0], vocabulary=alike[1])
             if self.model is None:
                 self._kept[key] = self._bare(o, at)
@@ -155,6 +156,8 @@ class Subject:
                 value=o.seq,
                 allowed=str(self.model.max_positions),
             )
+        if o.documents:
+            self._check_documents(o)
         if o.seq % o.cp:
             allowed = one_of(map(str, divisors(o.seq)))
             raise InputError(f"does not divide seq = {o.seq} tokens", field="cp", value=o.cp, allowed=allowed)
@@ -167,6 +170,13 @@ class Subject:
         elif not self.divides(o.tp):
             allowed = [tp for tp in range(1, LARGEST_TP + 1) if self.divides(tp)]
             raise InputError("does not divide every part", field="tp", value=o.tp, allowed=one_of(map(str, allowed)))
+
+    def _check_documents(self, o: Options) -> None:
+        alone = self.model is not None and self.model.gives == "logits" and "source" not in self.model.reads
+        if self.model is None or not alone or o.cp > 1:
+            problem = "documents are kept apart in models that read tokens and predict them, without context parallelism"
+            raise InputError(problem, field="documents", value=True, allowed="false")
+        require_separable(self.model)
 
     def divides(self, tp: int) -> bool:
         """Returns whether every part can be divided over `tp` devices."""
