@@ -119,20 +119,17 @@ def shares(
     kinds: dict[str, int] = {}
     pieces: list[Piece] = []
     before, after = Piece(), Piece()
-    # what is kept by a comparison, which runs last, and by that and the tower, which runs after the text
-    compared = later = dict.fromkeys(CHECKPOINTING, 0)
+    later = dict.fromkeys(CHECKPOINTING, 0)  # kept by a tower, which runs after the text
     for node, seen in _pieces(root, at.run):
         made = fold.idle(node) if seen is None else fold.seeing(seen).piece(node)
-        compares = isinstance(node.whole, Contrast) and seen is not None
         if isinstance(node.whole, Block):
             kinds[node.path] = len(pieces)
-            pieces.append(replace(made, apart=compared if stack(node.path) else later))
-        if compares or stack(node.path) == TOWER:
+            pieces.append(made if stack(node.path) else replace(made, apart=later))
+        if stack(node.path) == TOWER:
             later = {way: later[way] + node.count * made.kept[way] for way in CHECKPOINTING}
-            compared = later if compares else compared
         if isinstance(node.whole, Block):
             continue
-        ends = node.path in ABOVE or compares
+        ends = node.path in ABOVE or (isinstance(node.whole, Contrast) and seen is not None)
         before, after = (before, _joined(after, made)) if ends else (_joined(before, made), after)
     local = at.local
     pixels = _pixels(spec.patches, local) if spec.patches is not None and local.images else 0

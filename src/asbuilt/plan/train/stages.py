@@ -277,7 +277,9 @@ class StageMemory:
     @cached_property
     def recompute_peak(self) -> int:
         """Tensors that one block recomputes, and its working memory, where what runs later has let go of its own."""
-        return self.largest.room(self.job.checkpointing)
+        largest, way = self.largest, self.job.checkpointing
+        above = 0 if largest.bounded or not self.section.stage.last else self.shares.after.kept[way]
+        return max(0, largest.room(way) - above)
 
     @property
     def largest(self) -> Piece:
