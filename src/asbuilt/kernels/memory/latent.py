@@ -51,7 +51,8 @@ class LatentAttentionMemory(MappedMemory[LatentAttention]):
         size = run.batch * part.n_heads * pairs
         widths = {"q": part.d_head, "k": part.d_head, "v": part.d_value}
         masked = pairs * (run.batch if part.chooses(run) or run.documents else 1)
-        mask = (Saved(name="mask", size=masked, width="bool", divided="none"),) if run.tokens > 1 else ()
+        masks = run.tokens > 1 or run.documents
+        mask = (Saved(name="mask", size=masked, width="bool", divided="none"),) if masks else ()
         cast = (Saved(name="probabilities cast", size=size, divided="width"),) if run.width < 4 else ()
         kept = (Saved(name=name, size=heads * width, divided="width") for name, width in widths.items())
         return (*kept, *mask, Saved(name="probabilities", size=size, width="wide", divided="width"), *cast)
