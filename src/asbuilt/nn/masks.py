@@ -5,7 +5,7 @@ Shapes: batch B, new tokens T, keys S, heads H.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -122,32 +122,49 @@ def _by_bucket(step: Step, part: RelativeBuckets, keys_BS: Tensor, hidden: Tenso
 
 def seen_keys(step: Step, pattern: AttentionPattern, keys_BS: Tensor) -> Tensor:
     """Returns (B or 1, T, S), True where a query attends to a key."""
-    queries, keys = step.positions_BT[:, :, None], keys_BS[:, None, :]
-    distance = queries - keys
-    last = _ends(step, pattern)
-    ends = queries if last is None else last[:, :, None]
-    seen = (keys >= 0) & (keys <= ends if pattern.causal else torch.ones_like(distance, dtype=torch.bool))
-    near = _near(pattern, distance)
-    if near is not None:  # keys ahead that are attended to (images) are not limited by the window
-        if last is not None and step.ends_past_windows:
-            near = near | (queries <= _ends_of(keys_BS, last, step)[:, None, :])
-        seen &= near
-    if pattern.chunk is not None:
-        same = queries // pattern.chunk == keys // pattern.chunk
-        seen &= same if pattern.summary is None else same | (keys % pattern.chunk >= pattern.chunk - pattern.summary)
-    if step.documents_BT is not None:
-        seen = seen & (step.documents_BT[:, :, None] == step.documents_BT[:, None, :])
+    seen = None
+    for condition in _conditions(step, pattern, keys_BS):
+        larger = seen is None or len(condition) > len(seen)
+        seen = (condition if seen is None else seen & condition) if larger else seen.logical_and_(condition)
+        del condition  # so that the next one takes its place
+    there = keys_BS[:, None, :] >= 0
+    seen = there.repeat(1, step.tokens, 1) if seen is None else seen.logical_and_(there)
     # padding may attend to nothing, and the softmax of nothing is NaN: let it attend to the first key
     seen[:, :, 0] |= ~seen.any(-1)
     return seen
 
 
-def _near(pattern: AttentionPattern, distance: Tensor) -> Tensor | None:
+def _conditions(step: Step, pattern: AttentionPattern, keys_BS: Tensor) -> Iterator[Tensor]:
+    """Yields what must be true of a query and a key (B or 1, T, S), without distances, which take eight times as much.
+
+    Keys ahead that are attended to (images) are not limited by the window.
+    """
+    queries, keys = step.positions_BT[:, :, None], keys_BS[:, None, :]
+    last = _ends(step, pattern)
+    if pattern.causal:
+        yield keys <= (queries if last is None else last[:, :, None])
+    near = _near(pattern, queries, keys)
+    if near is not None and last is not None and step.ends_past_windows:
+        near = near | (queries <= _ends_of(keys_BS, last, step)[:, None, :])
+    if near is not None:
+        yield near
+    del near
+    if pattern.chunk is not None:
+        same = queries // pattern.chunk == keys // pattern.chunk
+        yield same if pattern.summary is None else same | (keys % pattern.chunk >= pattern.chunk - pattern.summary)
+        del same
+    if step.documents_BT is not None:
+        yield step.documents_BT[:, :, None] == step.documents_BT[:, None, :]
+
+
+def _near(pattern: AttentionPattern, queries: Tensor, keys: Tensor) -> Tensor | None:
     """Returns where a key is in the query's window, or a multiple of the stride away; None for everywhere."""
     within = None
     if pattern.window is not None:
-        within = (distance if pattern.causal else distance.abs()) < pattern.window
+        within = queries < keys + pattern.window
+        if not pattern.causal:
+            within.logical_and_(keys < queries + pattern.window)
     if pattern.stride is None:
         return within
-    strided = distance % pattern.stride == 0
+    strided = (queries - keys) % pattern.stride == 0
     return strided if within is None else strided | within

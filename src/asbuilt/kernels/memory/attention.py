@@ -141,9 +141,10 @@ class AttentionMemory(MappedMemory[Attention]):
             return name, each * run.width, self._projected(run) + made
         if run.padded:
             return name, pairs, pairs
-        # distances in int64, absolute ones or remainders beside them, and two of bool
-        making = (9 if part.causal and not part.sparse else 17) * pairs
-        return (name, pairs, self._projected(run) + making) if kind == "bool" else (name, 0, 0)
+        # of strides distances in int64, and remainders beside them; else a condition of bool beside the others
+        each = 17 if part.stride is not None else 2 if part.summary is not None else 1
+        each += 2 * (part.window is not None and part.sees_ahead(run))
+        return (name, pairs, self._projected(run) + each * pairs) if kind == "bool" else (name, 0, 0)
 
     @property
     def _pattern(self) -> str:
