@@ -572,11 +572,11 @@ def test_room_of_tables_and_masks_that_stay(w: int) -> None:
     making = 231 * w + 3 * 21 * w + 17 * 49
     assert room(stack(tiny), w) == 56 + 231 * w + 49 + max(making, 2 * 231 * w)
     # of two masks the one that takes more is what counts: slopes, 7 x 7 numbers and 17 bytes of each pair
-    sloped = replace(tiny, window=None, positions=Alibi(n_heads=1))
+    sloped = replace(tiny, stride=None, positions=Alibi(n_heads=1))
     making = 231 * w + 3 * 21 * w + 49 * ((17 if w <= 4 else 21) - w)
     assert room(stack(tiny, sloped), w) == room(stack(sloped, tiny), w)
     assert room(stack(tiny, sloped), w) == 56 + 231 * w + 49 + 49 * w + max(
-        making, 231 * w + 63 * w + 9 * 49, 2 * 231 * w
+        making, 231 * w + 63 * w + 17 * 49, 2 * 231 * w
     )
 
 

@@ -67,7 +67,8 @@ ASSUMPTIONS = {
     "kernel": "asbuilt's attention: with sinks or capped scores the scores are saved, unless recomputed",
     "predictors": "layers for multi-token prediction are not trained",
     "images": "training is on text alone: towers of images and sounds and their projectors are held frozen",
-    "backward": "the working memory of a block's backward pass is taken to be that of its forward pass",
+    "backward": "the working memory of a block is declared where it is plain attention and MLPs; that of other blocks' "
+    "backward passes is taken to be that of their forward pass without gradients",
     "experts": "tokens are spread evenly over the experts",
     "adamw-8bit": "one byte per moment, an fp32 scale per 256 of them; tensors under 4,096 numbers in fp32",
     "muon": "momentum for matrices; AdamW for vectors, embeddings and the head; gathering matrices takes no time",
