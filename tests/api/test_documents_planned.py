@@ -87,7 +87,14 @@ def test_masks_of_documents_are_as_planned(name: str) -> None:
 def test_a_mask_is_one_for_all_layers() -> None:
     """Of one width and kind, however many layers there are: 4 bytes for each pair of tokens of each sequence."""
     few, many = (
-        train(gpt2.build(**{**SIZES, "n_layers": n}, n_vocab=64), MACHINE, seq=SEQ, batch=BATCH, dtype="fp32", documents=True)
+        train(
+            gpt2.build(**{**SIZES, "n_layers": n}, n_vocab=64),
+            MACHINE,
+            seq=SEQ,
+            batch=BATCH,
+            dtype="fp32",
+            documents=True,
+        )
         for n in (1, 5)
     )
     assert few.trial.fullest.outside == many.trial.fullest.outside > 4 * BATCH * SEQ * SEQ

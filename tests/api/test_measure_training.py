@@ -30,6 +30,8 @@ MIXTRAL = {
     "max_position_embeddings": 96,
 }
 T5 = {"model_type": "t5", "vocab_size": 4096, "d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4}
+
+
 def clip(n_vocab: int = 1000, *, context: int = 96, side: int = 4, layers: int = 2) -> Model:
     """A CLIP of width 64 with images of `side` x `side` patches."""
     towers = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 256}

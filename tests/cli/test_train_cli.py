@@ -59,7 +59,9 @@ def test_pairs_of_images_and_texts_are_planned(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("asbuilt.measure.this_machine", lambda **_: machines.find("a100-80gb"))
     shown = CliRunner().invoke(cli, ["train", "clip", "--dry-run"])
     assert shown.exit_code == 0, shown.stderr
-    assert all(words in shown.stdout for words in ("FLOPs per pair, exact", "training pairs", "57,600", "pairs per step"))
+    assert all(
+        words in shown.stdout for words in ("FLOPs per pair, exact", "training pairs", "57,600", "pairs per step")
+    )
     made = json.loads(CliRunner().invoke(cli, ["train", "clip", "--dry-run", "--json"]).stdout)
     assert (made["unit"], made["pairs"], made["pairs_per_step"]) == ("pairs", 57600, 72)
     config = recipes.read("clip", []).model.config

@@ -120,7 +120,11 @@ def _rate(nbytes: float) -> str:
 )
 @click.option("--targets", metavar="NAMES", help="Linear maps with adapters: q,v; by default all in the blocks.")
 @click.option("--qlora", is_flag=True, help="Store frozen matrices in NF4 with double quantisation.")
-@click.option("--tokens", metavar="N", help="Training tokens, such as 15T, or pairs; by default 20 per parameter, or CLIP's 12.8B pairs.")
+@click.option(
+    "--tokens",
+    metavar="N",
+    help="Training tokens, such as 15T, or pairs; by default 20 per parameter, or CLIP's 12.8B pairs.",
+)
 @click.option(
     "--kernel-efficiency",
     type=float,
@@ -145,7 +149,9 @@ def _rate(nbytes: float) -> str:
     show_default=True,
     help="Bandwidth between a GPU and host memory, for --offload.",
 )
-@click.option("--tokens-per-step", metavar="N", help="Tokens (or pairs) of one step, such as 4M, in place of --accumulate.")
+@click.option(
+    "--tokens-per-step", metavar="N", help="Tokens (or pairs) of one step, such as 4M, in place of --accumulate."
+)
 @click.option(
     "--search",
     "searching",

@@ -66,7 +66,7 @@ ASSUMPTIONS = {
     "selective": "recomputation in selective checkpointing takes the time of writing and reading what is recomputed",
     "kernel": "asbuilt's attention: with sinks or capped scores the scores are saved, unless recomputed",
     "predictors": "layers for multi-token prediction are not trained",
-    "images": "training is on text alone: towers of images and sounds and their projectors are held frozen",
+    "images": "of models that read images or sounds in a text the text alone is trained, with towers and projectors frozen",
     "backward": "the working memory of a block is declared where it is plain attention and MLPs; that of other blocks' "
     "backward passes is taken to be that of their forward pass without gradients",
     "experts": "tokens are spread evenly over the experts",

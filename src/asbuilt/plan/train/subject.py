@@ -174,7 +174,9 @@ class Subject:
     def _check_documents(self, o: Options) -> None:
         alone = self.model is not None and self.model.gives == "logits" and "source" not in self.model.reads
         if self.model is None or not alone or o.cp > 1:
-            problem = "documents are kept apart in models that read tokens and predict them, without context parallelism"
+            problem = (
+                "documents are kept apart in models that read tokens and predict them, without context parallelism"
+            )
             raise InputError(problem, field="documents", value=True, allowed="false")
         require_separable(self.model)
 
