@@ -59,7 +59,7 @@ def clip(**changes: Any) -> Any:  # noqa: ANN401
 
 
 def test_what_a_pair_costs_by_the_papers_sizes() -> None:
-    """6 FLOPs a parameter and token: 63.4M parameters of 77 tokens, and 87.8M of 50, an image of 7 x 7 and the class."""
+    """6 FLOPs a parameter and token: 63.4M parameters of 77 tokens, 87.8M of 50, an image of 7 x 7 and the class."""
     spec = find("clip-vit-base-patch32").spec()
     assert isinstance(spec, DualEncoder)
     seen = cost.total_parameters(spec.vision)

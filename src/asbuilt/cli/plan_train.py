@@ -101,9 +101,7 @@ def _rate(nbytes: float) -> str:
 @click.option("--overlap-tensor", is_flag=True, help="Tensor-parallel sums overlap with products (AsyncTP).")
 @_option("pad_vocabulary", type=int, help="Pad it to a multiple of this and --tp (Megatron-LM: 128).")
 @_option("checkpointing", help=", ".join(CHECKPOINTING))
-@click.option(
-    "--document-mask", "documents", is_flag=True, help="Documents of one sequence do not attend to each other."
-)
+@click.option("--documents", is_flag=True, help="Documents of one sequence do not attend to each other.")
 @click.option(
     "--chunked-loss",
     type=int,

@@ -14,7 +14,6 @@ import click
 from asbuilt.cli.output import count, print_json, say, size, table, warn
 from asbuilt.cli.running import threads_option
 from asbuilt.cli.streams import draw
-from asbuilt.errors import InputError
 from asbuilt.shown import line
 
 if TYPE_CHECKING:

@@ -122,10 +122,12 @@ def _by_bucket(step: Step, part: RelativeBuckets, keys_BS: Tensor, hidden: Tenso
 
 def seen_keys(step: Step, pattern: AttentionPattern, keys_BS: Tensor) -> Tensor:
     """Returns (B or 1, T, S), True where a query attends to a key."""
-    seen = None
+    seen: Tensor | None = None
     for condition in _conditions(step, pattern, keys_BS):
-        larger = seen is None or len(condition) > len(seen)
-        seen = (condition if seen is None else seen & condition) if larger else seen.logical_and_(condition)
+        if seen is None:
+            seen = condition
+        else:  # of all sequences, where the others were of one
+            seen = seen & condition if len(condition) > len(seen) else seen.logical_and_(condition)
         del condition  # so that the next one takes its place
     there = keys_BS[:, None, :] >= 0
     seen = there.repeat(1, step.tokens, 1) if seen is None else seen.logical_and_(there)

@@ -66,7 +66,7 @@ ASSUMPTIONS = {
     "selective": "recomputation in selective checkpointing takes the time of writing and reading what is recomputed",
     "kernel": "asbuilt's attention: with sinks or capped scores the scores are saved, unless recomputed",
     "predictors": "layers for multi-token prediction are not trained",
-    "images": "of models that read images or sounds in a text the text alone is trained, with towers and projectors frozen",
+    "images": "of models that read images or sounds in a text the text alone is trained; towers, projectors are frozen",
     "backward": "the working memory of a block is declared where it is plain attention and MLPs; that of other blocks' "
     "backward passes is taken to be that of their forward pass without gradients",
     "experts": "tokens are spread evenly over the experts",
@@ -77,10 +77,10 @@ ASSUMPTIONS = {
     "chinchilla": f"{CHINCHILLA} tokens per active parameter (arXiv 2203.15556)",
     "pairs": f"{CLIP_PAIRS / 1e9:g}B pairs of an image and a text: CLIP's 32 epochs of 400M (arXiv 2103.00020); 6ND of "
     "each tower with its own tokens",
-    "contrastive": "four float32 tensors as large as the similarities of a micro-batch's pairs at once, as in asbuilt's "
-    "loss (measured); pairs of other replicas are not gathered",
-    "documents": "one mask of all pairs of a sequence's tokens for each sequence, which layers share; scores are computed "
-    "in full, as without it",
+    "contrastive": "four float32 tensors as large as the similarities of a micro-batch's pairs at once, as in "
+    "asbuilt's loss (measured); pairs of other replicas are not gathered",
+    "documents": "one mask of all pairs of a sequence's tokens for each sequence, which layers share; scores are "
+    "computed in full, as without it",
     "6ND": "N is the active parameters, including the embedding table; without attention scores and recomputation",
 }
 
@@ -94,7 +94,8 @@ class Options:
     `interleave` None is as many chunks of a stage as there are blocks. With a `utilisation` of the whole step nothing
     is computed of its time; with a `kernel_efficiency` it is a lower bound. `network` and `host` are bytes/s of one
     GPU, `price` is of one GPU's hour. With `documents` those of a sequence do not attend to each other, so that each
-    sequence has positions and a mask of its own. `pad_vocabulary` pads it to a multiple of so many rows a tensor-parallel rank.
+    sequence has positions and a mask of its own. `pad_vocabulary` pads it to a multiple of so many rows a
+    tensor-parallel rank.
     """
 
     gpus: int = 1

@@ -307,7 +307,8 @@ def train(
     """Returns the plan of training `model`, or a bare number of `parameters`, on `gpu`.
 
     `changes` are fields of `Options`, or `tokens_per_step` in place of `accumulate`; `seq` is by default 4096, or the
-    model's context if shorter. Of a model that compares images and texts, tokens are pairs of them. Raises InputError naming an unknown field or an impossible value.
+    model's context if shorter. Of a model that compares images and texts, tokens are pairs of them. Raises
+    InputError naming an unknown field or an impossible value.
     """
     from asbuilt.catalog import find, machines
 

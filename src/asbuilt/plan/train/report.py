@@ -22,7 +22,7 @@ CONVENTIONS = {
     "state_bytes": "on that device, after ZeRO; offloaded state is included here and subtracted in the ladder",
     "activation_bytes": "saved by the blocks for the backward pass, of all micro-batches in flight",
     "logits_bytes": "one float32 tensor of the logits processed at once, on the stage that computes the loss",
-    "unit": "what tokens, tokens of a step or a second, and FLOPs per token count: tokens, or pairs of an image and a text",
+    "unit": "what tokens, of a run, a step or a second, and FLOPs per token count: tokens, or pairs of image and text",
     "flops_total": "6ND: N active parameters, D tokens; of pairs each tower's N, and D its own tokens",
     "flops": "a product (a,b)x(b,c) counts 2abc; backward is twice forward, or once if the weight is frozen",
     "days": "for all tokens, at the time of a step, over the effective time if the step's is expected; "

@@ -251,7 +251,8 @@ def _suggestion(words: str, found: Trial, trial: Trial) -> Suggestion:
     left = found.memory - found.reserve - now
     verdict = "fits" if found.fits else f"still {-left / 1e9:,.1f} GB over"
     pace = found.step.seconds / found.step.tokens / (trial.step.seconds / trial.step.tokens)
-    effect = f"{now / 1e9:,.1f} GB per device instead of {before / 1e9:,.1f}: {verdict}; {1 / pace:.2f}x the {found.step.unit}/s"
+    speed = f"{1 / pace:.2f}x the {found.step.unit}/s"
+    effect = f"{now / 1e9:,.1f} GB per device instead of {before / 1e9:,.1f}: {verdict}; {speed}"
     return Suggestion(
         change=words,
         option=words,

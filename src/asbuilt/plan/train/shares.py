@@ -30,7 +30,7 @@ from asbuilt.plan.train.work import (
     timed,
     times_in,
 )
-from asbuilt.spec import MLP, Block, Branch, Contrast, GatedMLP, Map, Model, Part, PatchEmbedding, Pass
+from asbuilt.spec import MLP, Block, Branch, Contrast, GatedMLP, Map, Model, Part, Pass, PatchEmbedding
 from asbuilt.spec.part import Kind, Weight, walk
 
 # asbuilt's own words, then Megatron-LM's selective recomputation (arXiv 2205.05198, section 5), of attention's scores,
