@@ -75,7 +75,7 @@ def test_masks_of_documents_are_as_planned(name: str) -> None:
         plan, plain = (planned(spec, kind, documents=on) for on in (True, False))
         stage, before = plan.trial.fullest, plain.trial.fullest
         saved, peak = made.saved_bytes(), made.peak_bytes()
-        assert stage.activations + stage.outside == pytest.approx(saved, rel=0.03), kind
+        assert stage.activations + stage.outside == pytest.approx(saved, rel=0.0 if kind == "none" else 0.03), kind
         assert plan.per_device_bytes == pytest.approx(peak, rel=0.03), kind
         assert training._flops(plan) == pytest.approx(made.flops(), rel=1e-12), kind
         more = stage.outside - before.outside

@@ -54,6 +54,20 @@ def test_a_wrong_key_is_one_message() -> None:
     assert "optimizer.rl: unknown key" in ran.stderr
 
 
+def test_masks_of_documents_are_planned(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """4 bytes of each pair of a row's tokens, once for all layers, and 16 of each token: its position and document."""
+    monkeypatch.setattr("asbuilt.measure.this_machine", lambda **_: machines.find("a100-80gb"))
+    rows, context = 3, 16
+    sizes = [f"data.context={context}", f"data.batch={rows}"]
+    plain, masked = (
+        json.loads(CliRunner().invoke(cli, [*words, *sizes, *more, "--dry-run", "--json"]).stdout)
+        for more in ([], ["data.document_mask=true"])
+    )
+    made = 4 * rows * context**2 + 8 * rows * context + 8 * (rows - 1) * context
+    # a tokenizer that ends documents has other tokens, and so another state
+    assert (masked["bytes"] - masked["state_bytes"]) - (plain["bytes"] - plain["state_bytes"]) == made
+
+
 def test_pairs_of_images_and_texts_are_planned(monkeypatch: pytest.MonkeyPatch) -> None:
     """800 steps of 72 pairs; parameters as built, and FLOPs of a pair as the costs of its batch say."""
     monkeypatch.setattr("asbuilt.measure.this_machine", lambda **_: machines.find("a100-80gb"))
