@@ -23,7 +23,8 @@ def room(part: Part, run: Pass, *, again: bool) -> int | None:
         stream = run.rows * branch.body.d_model * run.width
         forward = max(body.forward, 2 * stream) + again * stream
         most = max(most, max(forward, stream + body.backward) - after)
-        after += sum(tensor.nbytes(run.width) for tensor in cost.saved_tensors(branch, run).values())
+        own = (tensor for tensor in cost.saved_tensors(branch, run).values() if not tensor.shared)
+        after += sum(tensor.nbytes(run.width) for tensor in own)
     return most
 
 
