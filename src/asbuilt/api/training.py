@@ -28,7 +28,7 @@ from asbuilt.shown import size
 from asbuilt.spec import DualEncoder
 from asbuilt.spec import Model as Spec
 from asbuilt.train.batch import Batch, ImageTexts
-from asbuilt.train.loss import CHUNK, headless
+from asbuilt.train.loss import chunk_rows, headless
 from asbuilt.train.optimizer import Optimizers, optimizers
 from asbuilt.train.recompute import recompute_blocks
 from asbuilt.train.settings import CHECKPOINTING, Checkpointing, Optimizer
@@ -100,7 +100,7 @@ def _checked(spec: Spec, name: str, batch: int, seq: int | None) -> int:
 
 
 def _planned(spec: Spec, machine: Machine, batch: int, seq: int, kind: Checkpointing) -> TrainPlan:
-    rows = batch * seq if isinstance(spec, DualEncoder) else max(1, CHUNK // spec.n_vocab)
+    rows = batch * seq if isinstance(spec, DualEncoder) else chunk_rows(spec.n_vocab)
     return planned(
         spec,
         machine,
