@@ -49,6 +49,7 @@ DEFAULTS = {
     "sequence_parallel": True,
     "divide_vocabulary": True,
     "checkpointing": "none",
+    "documents": False,
     "chunked_loss": 1,
     "loss": "pytorch",
     "offload": "none",
@@ -85,6 +86,8 @@ def test_defaults_are_said_once() -> None:
     assert said["assumptions"]["products"].startswith("77% of the fastest product")
     chunked = json.loads(run("plan", "train", "gpt2", "--gpu", "h100-sxm", "--chunked-loss", "--json").stdout)
     assert chunked["options"]["chunked_loss"] == 8
+    apart = json.loads(run("plan", "train", "gpt2", "--gpu", "h100-sxm", "--documents", "--json").stdout)
+    assert apart["options"]["documents"] is True
 
 
 def test_options_reach_the_plan() -> None:
@@ -776,6 +779,7 @@ def test_the_whole_document() -> None:
         "reserve_bytes",
         "flops_total",
         "flops_per_token",
+        "unit",
         "tokens",
         "chinchilla_tokens",
         "days",
@@ -800,6 +804,7 @@ def test_the_whole_document() -> None:
         "state_bytes",
         "activation_bytes",
         "logits_bytes",
+        "unit",
         "flops_total",
         "flops",
         "days",

@@ -127,7 +127,8 @@ class Attention(PartModule):
         if isinstance(self.part.positions, Disentangled):
             maps, k_BSHD = (self.q, self.k), expanded(k_BHSD).transpose(1, 2)
             return q_BTHD, disentangled(q_BTHD, k_BSHD, self.part.positions, maps, step, self.scale, keys)
-        return q_BTHD, mask(step, self.pattern, q_BTHD.dtype, keys)
+        fused = step.kernel == "fused" and not (self.learned or self.part.softcap is not None or self.part.sinks)
+        return q_BTHD, mask(step, self.pattern, q_BTHD.dtype, keys, fused=fused)
 
     def gated(self, y_BTC: Tensor, x_BTM: Tensor) -> Tensor:
         """Returns the weighted sums times their gates, if they have any."""

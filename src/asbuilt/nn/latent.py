@@ -81,10 +81,10 @@ class LatentAttention(PartModule):
             k_BTP = rotate(k_BTP[:, :, None], turn, rotary.pairing)[:, :, 0]
         return q_BTHD, c_BTR if self.kv_norm is None else self.kv_norm(c_BTR), k_BTP
 
-    def seen(self, step: Step, dtype: torch.dtype, keys: Keys) -> Mask:
+    def seen(self, step: Step, dtype: torch.dtype, keys: Keys, *, fused: bool = False) -> Mask:
         """Returns the mask of the keys that are not past, or not chosen."""
         if self.indexer is None or step.choice is None:
-            return mask(step, self.pattern, dtype, keys)
+            return mask(step, self.pattern, dtype, keys, fused=fused)
         return step.choice[:, None]
 
     def expanded(self, q_BTHD: Tensor, c_BSR: Tensor, k_BSP: Tensor, step: Step, keys: Keys) -> Tensor:
@@ -93,7 +93,7 @@ class LatentAttention(PartModule):
         shared = k_BSP[:, :, None].expand(B, S, H, self.part.d_rope)
         k_BSHD = torch.cat((self.k_up(c_BSR).view(B, S, H, self.part.d_nope), shared), -1)
         q, k, v = (x.transpose(1, 2) for x in (q_BTHD, k_BSHD, self.v_up(c_BSR).view(B, S, H, self.part.d_value)))
-        seen = self.seen(step, q.dtype, keys)
+        seen = self.seen(step, q.dtype, keys, fused=step.kernel == "fused")
         y_BHTV = attend(q, k, v, seen, scale=self.part.scale, kernel=step.kernel)
         return y_BHTV.transpose(1, 2).flatten(2)
 

@@ -119,6 +119,11 @@ class Step:
         made.lent_values, made.lenders = dict(self.lent_values), dict(self.lenders)
         return made
 
+    def share(self, step: Step) -> None:
+        """Takes over tensors that layers of another copy of this step have made for all, without gradients."""
+        made = {key: x for key, x in step._made.items() if isinstance(x, Tensor) and not x.requires_grad}
+        self._made = made | self._made
+
     @cached_property
     def uniform(self) -> bool:
         """Whether all rows are at the same position, so that no mask per row is needed."""

@@ -18,11 +18,15 @@ OPTIMIZERS = {"sgd": "sgd-momentum"}  # the plan's name, where it is another
 def planned(recipe: Recipe, spec: Model, machine: Machine, *, narrow: bool = False) -> TrainPlan:
     """Returns the plan of a recipe's whole run on its `parallel.ranks`, each of them such a machine.
 
-    Adapters are added to the spec. A chat is counted as if it had all of `context`, and a pair as two of them. It is of
-    float32, or if `narrow` of weights in bfloat16, for the time of products that autocast narrows.
+    Adapters are added to the spec. A chat is counted as if it had all of `context`, a pair of answers as two of them,
+    and the text of an image too. It is of float32, or if `narrow` of weights in bfloat16, for the time of products that
+    autocast narrows.
     """
     data, step, tune, given = recipe.data, recipe.step, recipe.tune, recipe.parallel
+    paired = data.objective == "contrastive"
     ranks, shares = ranks_of(recipe), shares_of(recipe)
+    if paired and ranks > 1:  # a rank would have to see the pairs of all
+        raise InputError("needs a process alone", field="parallel.ranks", value=ranks, allowed="1")
     if step.offload and machine.kind == "cpu":
         require_apart(HOST)
     own = tensor_share(spec, given.tensor, given.vocabulary)
@@ -30,7 +34,7 @@ def planned(recipe: Recipe, spec: Model, machine: Machine, *, narrow: bool = Fal
     require_stages(spec, recipe)
     batch = data.batch // shares * (2 if data.preferences else 1)
     targets = batch * data.context
-    rows = step.loss_rows or chunk_rows(own.n_vocab)
+    rows = targets if paired else step.loss_rows or chunk_rows(own.n_vocab)
     return train(
         spec,
         machine,
@@ -50,12 +54,13 @@ def planned(recipe: Recipe, spec: Model, machine: Machine, *, narrow: bool = Fal
         dtype="bf16" if narrow else "fp32",  # of weights, gradients and state; autocast narrows products alone
         gradient_dtype="fp32",
         checkpointing=step.checkpointing,
+        documents=data.document_mask,
         offload="optimizer" if step.offload else "none",
         chunked_loss=max(1, -(-targets // rows)),
         loss="asbuilt",
         lora=tune.rank if tune.adapters else None,
         targets=(tune.targets or None) if tune.adapters else None,
-        tokens=float(recipe.run.steps * step.accumulate * targets * shares),
+        tokens=float(recipe.run.steps * step.accumulate * (batch if paired else targets) * shares),
     )
 
 

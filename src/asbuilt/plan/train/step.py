@@ -46,7 +46,8 @@ class Shard:
 class TrainingStep:
     """One optimizer step of a layout, from its stages.
 
-    `needed` is the model's FLOPs per token by convention, without recomputation, as a utilisation counts them.
+    `needed` is the model's FLOPs per token, or per pair of an image and a text, by convention, without recomputation,
+    as a utilisation counts them; a sequence is `each` of them.
     """
 
     stages: list[StageMemory]
@@ -54,6 +55,7 @@ class TrainingStep:
     job: Job
     speed: Speed
     needed: Mapping[str, float]
+    each: int
 
     @cached_property
     def passes(self) -> int:
@@ -391,9 +393,14 @@ class TrainingStep:
         return {name: flops * self.tokens / there for name, flops in said.items()}
 
     @property
+    def unit(self) -> str:
+        """What `tokens` counts."""
+        return "pairs" if self.job.loss == "contrastive" else "tokens"
+
+    @property
     def tokens(self) -> int:
-        """Tokens per step, over all replicas."""
-        return self.job.batch * self.job.seq * self.job.accumulate * self.layout.dp
+        """Tokens, or pairs, per step, over all replicas."""
+        return self.job.batch * self.each * self.job.accumulate * self.layout.dp
 
     def lines(self) -> list[Line]:
         """The derivation of the step's time."""
@@ -481,14 +488,15 @@ class TrainingStep:
         ]
 
     def _given(self, utilisation: float) -> Line:
+        one = self.unit.removesuffix("s")
         return Line(
             name="one step",
             unit="seconds",
             value=self.seconds,
-            formula="{FLOPs a token} × {tokens} / ({GPUs} × {rate} × {utilisation})",
+            formula=f"{{FLOPs a {one}}} × {{{one}s}} / ({{GPUs}} × {{rate}} × {{utilisation}})",
             numbers={
-                "FLOPs a token": self.needed[self.counted],
-                "tokens": self.tokens,
+                f"FLOPs a {one}": self.needed[self.counted],
+                f"{one}s": self.tokens,
                 "GPUs": self.layout.gpus,
                 "rate": self.speed.rate,
                 "utilisation": utilisation,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from asbuilt.cost.bill import TRAINING_FACTOR
 from asbuilt.cost.folded import Node
@@ -58,13 +58,7 @@ class Slice:
     def local(self) -> Pass:
         """The rank's own tokens, the last ones: they see all keys."""
         tokens = self.run.tokens // self.cp
-        return Pass(
-            tokens=tokens,
-            past=self.run.tokens - tokens,
-            batch=self.run.batch,
-            kernel=self.run.kernel,
-            width=self.run.width,
-        )
+        return replace(self.run, tokens=tokens, past=self.run.tokens - tokens)
 
 
 @dataclass(frozen=True, kw_only=True)
