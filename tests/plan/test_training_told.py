@@ -46,6 +46,7 @@ DEFAULTS = {
     "overlap_experts": False,
     "overlap_tensor": False,
     "pad_vocabulary": 1,
+    "gather_context": False,
     "sequence_parallel": True,
     "divide_vocabulary": True,
     "checkpointing": "none",
@@ -92,7 +93,7 @@ def test_options_reach_the_plan() -> None:
         "--gpus 16 --micro-batch 2 --seq 1k --accumulate 4 --optimizer muon --dtype fp16 --gradient-dtype fp32 "
         "--no-master --zero 1 --tp 2 --pp 2 --cp 2 --interleave 1 --no-sequence-parallel --checkpointing selective "
         "--no-divide-vocabulary --hsdp 2 --schedule 1f1b --fp8 --fp8-dispatch --expert-nodes 4 --overlap-experts "
-        "--overlap-tensor --pad-vocabulary 128 --chunked-loss 4 --loss asbuilt --offload activations --lora 8 "
+        "--overlap-tensor --pad-vocabulary 128 --gather-context --chunked-loss 4 --loss asbuilt --offload activations --lora 8 "
         "--targets q,v --qlora --tokens 2B --kernel-efficiency 0.5 --price 3 --effective-time 0.8 --reserve-share 0.1 "
         "--node 4 --network 400Gb/s --host 16GB/s"
     )
@@ -119,6 +120,7 @@ def test_options_reach_the_plan() -> None:
         "overlap_experts": True,
         "overlap_tensor": True,
         "pad_vocabulary": 128,
+        "gather_context": True,
         "sequence_parallel": False,
         "divide_vocabulary": False,
         "checkpointing": "selective",

@@ -6,13 +6,14 @@ Shapes: batch B, new tokens T, keys S, heads H.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from asbuilt.kernels.attention import Mask
+from asbuilt.kernels.attention import Mask, attend
+from asbuilt.kernels.codes import Coded
 from asbuilt.kernels.relative import buckets
 from asbuilt.nn.step import Step
 from asbuilt.spec.positions import Alibi, RelativeBuckets
@@ -49,6 +50,24 @@ Keys = Callable[[], Tensor]
 def mask(step: Step, pattern: AttentionPattern, dtype: torch.dtype, keys: Keys) -> Mask:
     """Returns the mask, built once for all layers with the same pattern, whose keys have the same positions."""
     return step.once((pattern, dtype), lambda: _mask(step, pattern, dtype, keys))
+
+
+def attend_in_runs(
+    step: Step,
+    q: Tensor,
+    k: Tensor | Coded,
+    v: Tensor | Coded,
+    mask: Mask,
+    **options: Any,  # noqa: ANN401  those of `attend`
+) -> Tensor:
+    """Returns `attend`; tokens that are no neighbours in runs, each with the keys up to its last: later are masked."""
+    if not step.runs:
+        return attend(q, k, v, mask, **options)
+    assert isinstance(k, Tensor), "codes are of a cache"
+    assert isinstance(v, Tensor), "codes are of a cache"
+    assert isinstance(mask, Tensor), "their positions are no range"
+    made = [attend(q[:, :, a], k[:, :, b], v[:, :, b], mask[:, :, a, b], **options) for a, b in step.runs]
+    return torch.cat(made, 2)
 
 
 def _mask(step: Step, pattern: AttentionPattern, dtype: torch.dtype, keys: Keys) -> Mask:

@@ -12,13 +12,14 @@ from asbuilt.train.batch import Batch
 
 
 class Ranks:
-    """The processes that share each step's batch: `count` of them, of which this one is `number`.
+    """The processes that share each step's batch, its sequences or their tokens: `count`, this one being `number`.
 
     This class is a process alone; `asbuilt.train.many` has that of many.
     """
 
     number: int = 0
     count: int = 1
+    rows: tuple[int, int] = (0, 1)  # which share of a batch's sequences this one reads, and of how many
     first: bool = True  # the one that reports, and writes the log and the exported model
     together: int = 1  # processes that compute one share of a batch
 
@@ -64,6 +65,10 @@ class Ranks:
 
     def share(self, batch: Batch) -> Batch:
         """Returns this rank's share of a batch."""
+        return batch
+
+    def cut(self, batch: Batch) -> Batch:
+        """Returns this rank's tokens of its share of a batch."""
         return batch
 
 

@@ -101,7 +101,7 @@ TRAIN: dict[str, Parse] = {
     **dict.fromkeys(("optimizer", "dtype", "gradient_dtype", "checkpointing", "schedule", "loss", "offload"), word),
     **dict.fromkeys(("price", "utilisation", "kernel_efficiency", "effective_time", "reserve"), number),
     **dict.fromkeys(("master", "sequence_parallel", "divide_vocabulary", "qlora"), _flag),
-    **dict.fromkeys(("fp8", "fp8_dispatch", "overlap_experts", "overlap_tensor"), _flag),
+    **dict.fromkeys(("fp8", "fp8_dispatch", "overlap_experts", "overlap_tensor", "gather_context"), _flag),
     **dict.fromkeys(("network", "host"), _rate),
     **dict.fromkeys(("tokens", "tokens_per_step"), parse_count),
     "seq": parse_tokens,

@@ -52,7 +52,8 @@ ASSUMPTIONS = {
     "host": f"{HOST / 1e9:g} GB/s between a GPU and host memory: PCIe 4 x16 as achieved in practice",
     "link": LINK_SOURCE,
     "optimizer": "its step reads and writes its state once, at full memory bandwidth",
-    "overlap": "data-parallel traffic overlaps with the backward pass, a context's ring with all computing",
+    "overlap": "data-parallel traffic overlaps with the backward pass, a context's ring with all computing, keys "
+    "and values that are gathered with none",
     "loss": "three float32 tensors of the logits' size at once, as in PyTorch's cross-entropy; two in asbuilt's "
     "(measured)",
     "gradient": "the head's new gradient coexists with the one it is added to; three for a tied table (measured)",
@@ -82,6 +83,7 @@ class Options:
 
     `gradient_dtype` None means `dtype`; `master` keeps an fp32 copy of narrower weights. `targets` None means all
     matrices of the blocks but the router. `schedule` None is interleaved where the run allows it, else 1F1B;
+    With `gather_context` attention gathers the keys and values of all ranks, rather than passing them round a ring.
     `interleave` None is as many chunks of a stage as there are blocks. With a `utilisation` of the whole step nothing
     is computed of its time; with a `kernel_efficiency` it is a lower bound. `network` and `host` are bytes/s of one
     GPU, `price` is of one GPU's hour. `pad_vocabulary` pads it to a multiple of so many rows a tensor-parallel rank.
@@ -109,6 +111,7 @@ class Options:
     overlap_experts: bool = False
     overlap_tensor: bool = False
     pad_vocabulary: int = 1
+    gather_context: bool = False
     sequence_parallel: bool = True
     divide_vocabulary: bool = True
     checkpointing: Checkpointing = "none"
@@ -196,6 +199,7 @@ class Options:
             expert_nodes=self.expert_nodes,
             overlaps_experts=self.overlap_experts or self.schedule == "dualpipe",
             overlaps_tensor=self.overlap_tensor,
+            gathers_context=self.gather_context,
         )
 
     @property
