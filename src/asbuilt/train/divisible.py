@@ -144,16 +144,15 @@ def require_context(model: spec.Model, recipe: Recipe) -> None:
 
 def _not_cut(model: spec.Model, recipe: Recipe) -> str:
     """Returns why sequences cannot be divided by tokens; empty if they can."""
-    ranks, data, given = recipe.parallel.context, recipe.data, recipe.experts
+    ranks, data = recipe.parallel.context, recipe.data
     if data.objective != "next" or data.packing != "stream" or data.chat or data.preferences or data.document_mask:
         return "ranks divide texts without padding alone, of the objective next and without document_mask"
     if data.context % (2 * ranks):
         return f"data.context = {data.context} must be a multiple of {2 * ranks}: each rank has two runs of tokens"
     if {*model.reads} != {"tokens"} or not model.decodes:
         return "ranks divide the texts of decoders alone"
-    for name in ("capacity", "sequence"):
-        if getattr(given, name):
-            return f"experts.{name} is of a whole sequence, which no rank has"
+    if recipe.experts.capacity:
+        return "experts.capacity is of a whole sequence, which no rank has"
     for path, part in walk(model):
         if why := _reaches(part):
             return f"{path} ({type(part).__name__}): {why}"

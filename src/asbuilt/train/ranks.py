@@ -31,6 +31,10 @@ class Ranks:
         """Returns the sum of the ranks' tensors."""
         return tensor
 
+    def along(self, tensor: Tensor) -> Tensor:
+        """Returns the sum of the tensors of the ranks that have parts of the same sequences."""
+        return tensor
+
     def begin(self, model: Model, last: bool) -> None:
         """Prepares for the next micro-batch of a step, or for its last."""
 

@@ -10,18 +10,35 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
-from torch.distributed._functional_collectives import all_gather_single_autograd
 
 from asbuilt.nn.cache import Cache
 from asbuilt.nn.model import Model
 from asbuilt.nn.step import DividedStep
 from asbuilt.spec.part import Kernel
 from asbuilt.train.batch import Batch
+
+functional = torch.ops._c10d_functional  # which selective checkpointing sees, to keep what others have sent
+
+
+class _Gathered(torch.autograd.Function):
+    """The ranks' x, one after the other along the first dimension; backward the sum of their gradients of this one."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:  # noqa: ANN401
+        ctx.group = group
+        return functional.wait_tensor(functional.all_gather_into_tensor(x, group.size(), group.group_name))
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, d: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
+        ranks, name = ctx.group.size(), ctx.group.group_name
+        return functional.wait_tensor(functional.reduce_scatter_tensor(d.contiguous(), "sum", ranks, name)), None
 
 
 @dataclass(frozen=True)
@@ -42,7 +59,8 @@ class Sequences:
 
     def gathered(self, x: Tensor, dim: int) -> Tensor:
         """Returns x of the tokens of all ranks, in the order of their positions along `dim`."""
-        held = all_gather_single_autograd(x.movedim(dim, 0).contiguous(), 0, self.group)
+        held = _Gathered.apply(x.movedim(dim, 0).contiguous(), self.group)
+        assert isinstance(held, Tensor)
         first, second = held.unflatten(0, (self.ranks, 2, -1)).unbind(1)
         return torch.cat((first, second.flip(0))).flatten(0, 1).movedim(0, dim)
 

@@ -133,6 +133,14 @@ class Group(Ranks):
         dist.all_reduce(made, group=self.everyone)
         return made
 
+    def along(self, tensor: Tensor) -> Tensor:
+        """Returns the sum of the tensors of the ranks that have parts of the same sequences."""
+        if self.sequences is None:
+            return tensor
+        made = tensor.detach().clone()
+        dist.all_reduce(made, group=self.sequences.group)
+        return made
+
     def overall(self, value: float) -> float:
         """Returns the sum of the values of all ranks and stages."""
         made = torch.tensor(self.total(value), dtype=torch.float64, device=self.device)
