@@ -7,13 +7,17 @@ import random
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 from many_runs import Jobs, billed, checkpoint, require_close
 from mixtures import DEEPSEEK, MIXTRAL
 from small_runs import recipe, require_equal
 
 from asbuilt import InputError, load
+from asbuilt.nn.step import DividedStep
 from asbuilt.train import loop
 from asbuilt.train import recipe as recipes
+from asbuilt.train.many.context import Sequences
 from asbuilt.train.many.group import arranged
 
 WHOLE = ("data.batch=2", "run.validate_every=4")
@@ -127,6 +131,21 @@ def test_four_processes_divide_sequences_beside_all_else(tmp_path: Path) -> None
         require_as_one(tmp_path / name, tmp_path / f"{model}-one")
         assert by_kind(tmp_path / f"{name}.json", 4) == billed(made[name], 4), name
     require_close(tmp_path / "go-on", tmp_path / "gemma-one")
+
+
+def test_every_rank_computes_as_many_scores_and_all_tokens_are_some_ranks() -> None:
+    ranks, run = random.randint(2, 9), random.randint(1, 9)
+    found, scores = [], set()
+    for rank in range(ranks):
+        others = Sequences(dist.GroupMember.NON_GROUP_MEMBER, rank, ranks)  # type: ignore[arg-type]
+        step = DividedStep((1, 2 * run), torch.device("cpu"), others=others, length=2 * ranks * run)
+        positions = step.positions_BT[0].tolist()
+        for tokens, keys in step.runs:
+            assert max(positions[tokens]) + 1 == keys.stop
+        found += positions
+        scores.add(sum((tokens.stop - tokens.start) * keys.stop for tokens, keys in step.runs))
+    assert sorted(found) == list(range(2 * ranks * run))
+    assert scores == {(2 * ranks + 1) * run**2}  # rather than 4 ranks x run^2 of all keys
 
 
 MAMBA = 'model.config={model_type="mamba", hidden_size=16, num_hidden_layers=2, state_size=4}'

@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
@@ -43,19 +42,16 @@ class _Gathered(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class Sequences:
-    """The ranks of a group that divide each sequence, as one of them sees them."""
+    """The `ranks` of a group that divide each sequence, as one of them sees them."""
 
     group: ProcessGroup
-
-    @property
-    def ranks(self) -> int:
-        """How many there are."""
-        return dist.get_world_size(self.group)
+    rank: int
+    ranks: int
 
     def places(self, tokens: int) -> tuple[range, ...]:
         """Returns the positions of this rank's tokens, in two runs, of sequences of so many."""
-        rank, run = dist.get_rank(self.group), tokens // (2 * self.ranks)
-        return tuple(range(i * run, (i + 1) * run) for i in (rank, 2 * self.ranks - 1 - rank))
+        run = tokens // (2 * self.ranks)
+        return tuple(range(i * run, (i + 1) * run) for i in (self.rank, 2 * self.ranks - 1 - self.rank))
 
     def gathered(self, x: Tensor, dim: int) -> Tensor:
         """Returns x of the tokens of all ranks, in the order of their positions along `dim`."""
