@@ -57,6 +57,7 @@ DEFAULTS = {
     "targets": None,
     "qlora": False,
     "kernel_efficiency": None,
+    "attention_efficiency": None,
     "utilisation": None,
     "tokens": None,
     "price": None,
@@ -93,9 +94,9 @@ def test_options_reach_the_plan() -> None:
         "--gpus 16 --micro-batch 2 --seq 1k --accumulate 4 --optimizer muon --dtype fp16 --gradient-dtype fp32 "
         "--no-master --zero 1 --tp 2 --pp 2 --cp 2 --interleave 1 --no-sequence-parallel --checkpointing selective "
         "--no-divide-vocabulary --hsdp 2 --schedule 1f1b --fp8 --fp8-dispatch --expert-nodes 4 --overlap-experts "
-        "--overlap-tensor --pad-vocabulary 128 --gather-context --chunked-loss 4 --loss asbuilt --offload activations --lora 8 "
+        "--overlap-tensor --pad-vocabulary 128 --chunked-loss 4 --loss asbuilt --offload activations --lora 8 "
         "--targets q,v --qlora --tokens 2B --kernel-efficiency 0.5 --price 3 --effective-time 0.8 --reserve-share 0.1 "
-        "--node 4 --network 400Gb/s --host 16GB/s"
+        "--gather-context --node 4 --network 400Gb/s --host 16GB/s"
     )
     said = json.loads(run("plan", "train", "llama-3-8b", "--gpu", "h100-sxm", *words.split(), "--json").stdout)
     assert said["options"] == DEFAULTS | {
@@ -149,6 +150,8 @@ def test_options_reach_the_plan() -> None:
         ({"utilisation": 0.4, "kernel_efficiency": 0.5}, "utilisation"),
         ({"kernel_efficiency": 0.0}, "kernel_efficiency"),
         ({"kernel_efficiency": 1.01}, "kernel_efficiency"),
+        ({"kernel_efficiency": 0.5, "attention_efficiency": 0.35}, "attention_efficiency"),
+        ({"utilisation": 0.4, "attention_efficiency": 0.35}, "attention_efficiency"),
         ({"gpus": 2, "pp": 2, "accumulate": 4, "interleave": 3}, "interleave"),  # stages of two blocks
         ({"gpus": 2, "pp": 2, "accumulate": 3, "interleave": 2}, "interleave"),  # no whole rounds
         ({"interleave": 2}, "interleave"),

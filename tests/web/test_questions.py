@@ -122,6 +122,7 @@ def test_every_option_of_serving_gives_the_document_of_the_command_line(
         {"gpus": 4, "cp": 4, "gather_context": "yes", "network": "50GB/s", "node": 2},
         {"utilisation": 0.4, "chunked_loss": 4, "gradient_dtype": "fp32", "reserve": 0.1},
         {"kernel_efficiency": 0.5, "effective_time": 0.8},
+        {"attention_efficiency": 0.35},
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else value,  # options, not what is drawn for them
 )

@@ -16,7 +16,7 @@ from asbuilt.train.divisible import (
     require_stages,
     tensor_share,
 )
-from asbuilt.train.loss import CHUNK
+from asbuilt.train.loss import chunk_rows
 from asbuilt.train.offload import HOST, require_apart
 from asbuilt.train.recipe import Recipe
 from asbuilt.train.settings import Precision
@@ -40,7 +40,7 @@ def planned(recipe: Recipe, spec: Model, machine: Machine, *, narrow: bool = Fal
     require_context(spec, recipe)
     batch = data.batch * given.context // shares * (2 if data.preferences else 1)
     targets = batch * data.context // given.context  # of a rank
-    rows = step.loss_rows or max(1, CHUNK // own.n_vocab)
+    rows = step.loss_rows or chunk_rows(own.n_vocab)
     return train(
         spec,
         machine,
