@@ -46,6 +46,7 @@ DEFAULTS = {
     "overlap_experts": False,
     "overlap_tensor": False,
     "pad_vocabulary": 1,
+    "gather_context": False,
     "sequence_parallel": True,
     "divide_vocabulary": True,
     "checkpointing": "none",
@@ -98,7 +99,7 @@ def test_options_reach_the_plan() -> None:
         "--no-divide-vocabulary --hsdp 2 --schedule 1f1b --fp8 --fp8-dispatch --expert-nodes 4 --overlap-experts "
         "--overlap-tensor --pad-vocabulary 128 --chunked-loss 4 --loss asbuilt --offload activations --lora 8 "
         "--targets q,v --qlora --tokens 2B --kernel-efficiency 0.5 --price 3 --effective-time 0.8 --reserve-share 0.1 "
-        "--node 4 --network 400Gb/s --host 16GB/s"
+        "--gather-context --node 4 --network 400Gb/s --host 16GB/s"
     )
     said = json.loads(run("plan", "train", "llama-3-8b", "--gpu", "h100-sxm", *words.split(), "--json").stdout)
     assert said["options"] == DEFAULTS | {
@@ -123,6 +124,7 @@ def test_options_reach_the_plan() -> None:
         "overlap_experts": True,
         "overlap_tensor": True,
         "pad_vocabulary": 128,
+        "gather_context": True,
         "sequence_parallel": False,
         "divide_vocabulary": False,
         "checkpointing": "selective",

@@ -120,6 +120,7 @@ def test_every_option_of_serving_gives_the_document_of_the_command_line(
         {"gpus": 16, "zero": 3, "hsdp": 4, "tokens_per_step": 16 * 4096 * random.randint(1, 4), "master": "no"},
         {"gpus": 4, "tp": 4, "sequence_parallel": "no", "divide_vocabulary": "no", "pad_vocabulary": 100, "fp8": "yes"},
         {"gpus": 4, "pp": 4, "accumulate": 8, "interleave": 2, "overlap_tensor": "yes", "loss": "asbuilt"},
+        {"gpus": 4, "cp": 4, "gather_context": "yes", "network": "50GB/s", "node": 2},
         {"utilisation": 0.4, "chunked_loss": 4, "gradient_dtype": "fp32", "reserve": 0.1},
         {"kernel_efficiency": 0.5, "effective_time": 0.8},
         {"attention_efficiency": 0.35},

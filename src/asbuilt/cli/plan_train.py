@@ -76,6 +76,7 @@ def _rate(nbytes: float) -> str:
 )
 @_option("ep", type=int, help="Expert parallel degree, a divisor of dp x cp.")
 @_option("cp", type=int, help="Context parallel degree (ring attention).")
+@click.option("--gather-context", is_flag=True, help="Gather the context's keys and values: no ring (asbuilt train).")
 @click.option(
     "--interleave",
     type=int,

@@ -17,7 +17,7 @@ from asbuilt.kernels.rotary import rotate, rotate_joined
 from asbuilt.nn.cache import KVCache
 from asbuilt.nn.differential import paired
 from asbuilt.nn.linear import Linear, PartModule
-from asbuilt.nn.masks import AttentionPattern, Keys, mask
+from asbuilt.nn.masks import AttentionPattern, Keys, attend_in_runs, mask
 from asbuilt.nn.norms import normed
 from asbuilt.nn.positions import rope_tables, temperature
 from asbuilt.nn.registry import computes, optional
@@ -77,7 +77,8 @@ class Attention(PartModule):
         if chosen is not None:
             return self.o(self.gated(self.among(chosen, q, k, v, step), x_BTM))
         q, masked = self.masked(q, k, step, keys)
-        y = attend(
+        y = attend_in_runs(
+            step,
             q.transpose(1, 2),
             k if self.differential is None else expanded(k),
             v if self.differential is None else paired(expanded(v)),
@@ -152,7 +153,7 @@ class Attention(PartModule):
             q = q * temperature(step, self.part.temperature, q.dtype)
         if self.part.kv_from is not None:
             return q, step.lent[self.part.kv_from]
-        k, v = (heads.transpose(1, 2) for heads in (kv[0], self.scaled(kv[1])))
+        k, v = (step.whole(heads, 1).transpose(1, 2) for heads in (kv[0], self.scaled(kv[1])))
         return q, self.cached(k, v, layer, step, written=again)
 
     def layer(self, step: Step) -> KVCache | None:

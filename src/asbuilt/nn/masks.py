@@ -6,13 +6,14 @@ Shapes: batch B, new tokens T, keys S, heads H.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from asbuilt.kernels.attention import Mask
+from asbuilt.kernels.attention import Mask, attend
+from asbuilt.kernels.codes import Coded
 from asbuilt.kernels.relative import buckets
 from asbuilt.nn.step import Step
 from asbuilt.spec.positions import Alibi, RelativeBuckets
@@ -64,6 +65,24 @@ def _added(mask: Mask, dtype: torch.dtype) -> Mask:
     if not isinstance(mask, Tensor) or mask.dtype is not torch.bool:
         return mask
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, -torch.inf)
+
+
+def attend_in_runs(
+    step: Step,
+    q: Tensor,
+    k: Tensor | Coded,
+    v: Tensor | Coded,
+    mask: Mask,
+    **options: Any,  # noqa: ANN401  those of `attend`
+) -> Tensor:
+    """Returns `attend`; tokens that are no neighbours in runs, each with the keys up to its last: later are masked."""
+    if not step.runs:
+        return attend(q, k, v, mask, **options)
+    assert isinstance(k, Tensor), "codes are of a cache"
+    assert isinstance(v, Tensor), "codes are of a cache"
+    assert isinstance(mask, Tensor), "their positions are no range"
+    made = [attend(q[:, :, a], k[:, :, b], v[:, :, b], mask[:, :, a, b], **options) for a, b in step.runs]
+    return torch.cat(made, 2)
 
 
 def _mask(step: Step, pattern: AttentionPattern, dtype: torch.dtype, keys: Keys) -> Mask:

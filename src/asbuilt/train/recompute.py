@@ -38,7 +38,10 @@ KEPT = frozenset(
         aten._scaled_dot_product_cudnn_attention.default,
     }
 )
-RECEIVED = frozenset({torch.ops._c10d_functional.all_to_all_single.default} if dist.is_available() else ())
+functional = torch.ops._c10d_functional
+RECEIVED = frozenset(
+    {functional.all_to_all_single.default, functional.all_gather_into_tensor.default} if dist.is_available() else ()
+)
 BATCHED = frozenset({aten.bmm.default, aten.baddbmm.default})
 
 

@@ -104,7 +104,7 @@ TRAIN: dict[str, Parse] = {
     **dict.fromkeys(("price", "utilisation", "effective_time", "reserve"), number),
     **dict.fromkeys(("kernel_efficiency", "attention_efficiency"), number),
     **dict.fromkeys(("master", "sequence_parallel", "divide_vocabulary", "qlora"), _flag),
-    **dict.fromkeys(("fp8", "fp8_dispatch", "overlap_experts", "overlap_tensor", "documents"), _flag),
+    **dict.fromkeys(("fp8", "fp8_dispatch", "overlap_experts", "overlap_tensor", "documents", "gather_context"), _flag),
     **dict.fromkeys(("network", "host"), _rate),
     **dict.fromkeys(("tokens", "tokens_per_step"), parse_count),
     "seq": parse_tokens,

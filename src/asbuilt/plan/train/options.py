@@ -54,7 +54,8 @@ ASSUMPTIONS = {
     "host": f"{HOST / 1e9:g} GB/s between a GPU and host memory: PCIe 4 x16 as achieved in practice",
     "link": LINK_SOURCE,
     "optimizer": "its step reads and writes its state once, at full memory bandwidth",
-    "overlap": "data-parallel traffic overlaps with the backward pass, a context's ring with all computing",
+    "overlap": "data-parallel traffic overlaps with the backward pass, a context's ring with all computing, keys "
+    "and values that are gathered with none",
     "loss": "three float32 tensors of the logits' size at once, as in PyTorch's cross-entropy; two in asbuilt's, "
     "one where a head is a product alone (measured)",
     "gradient": "the head's new gradient coexists with the one it is added to; three for a tied table (measured)",
@@ -96,7 +97,8 @@ class Options:
     the dense rate that scores reach, None for what is assumed of any kernel. `network` and `host` are bytes/s of one
     GPU, `price` is of one GPU's hour. With `documents` those of a sequence do not attend to each other, so that each
     sequence has positions and a mask of its own. `pad_vocabulary` pads it to a multiple of so many rows a
-    tensor-parallel rank.
+    tensor-parallel rank. With `gather_context` attention gathers the keys and
+    values of all ranks, rather than passing them round a ring.
     """
 
     gpus: int = 1
@@ -121,6 +123,7 @@ class Options:
     overlap_experts: bool = False
     overlap_tensor: bool = False
     pad_vocabulary: int = 1
+    gather_context: bool = False
     sequence_parallel: bool = True
     divide_vocabulary: bool = True
     checkpointing: Checkpointing = "none"
@@ -218,6 +221,7 @@ class Options:
             expert_nodes=self.expert_nodes,
             overlaps_experts=self.overlap_experts or self.schedule == "dualpipe",
             overlaps_tensor=self.overlap_tensor,
+            gathers_context=self.gather_context,
         )
 
     @property

@@ -70,7 +70,7 @@ class Piece:
     outside the blocks once for both. `measured` are those of the loss of a divided vocabulary, `summed` bytes of
     gradients those of weights that each of these ranks has whole, within what they divide. `sent` ones go to experts
     and come back, each token's `once` if a node is sent it once; `passed` bytes of keys and values go round the ring of
-    a context. `products` and `scored` numbers of scores are for the time of a pass. `apart` bytes, by checkpointing,
+    a context, or are gathered. `products` and `scored` numbers of scores are for the time of a pass. `apart` bytes, by checkpointing,
     are saved by what runs later, and gone before this piece's backward pass. `spared` FLOPs are those of a last product
     that is only added to the stream: PyTorch's repetition of a block ends before it.
     """
@@ -506,12 +506,19 @@ class _Fold:
         return split(rows, self.at.by_tokens) * width, split(once, self.at.by_tokens) * width
 
     def _passed(self, node: Node) -> int:
-        """Bytes of keys and values sent around the context-parallel ring in a forward pass: other devices' shares."""
+        """Bytes of keys and values that a rank of a context sends in a forward pass: as many as other ranks have.
+
+        Round a ring go those within a window alone.
+        """
         if self.at.cp == 1:
             return 0
         own, seen = self.at.local, self.at.run.tokens
+        others = seen - own.tokens
         passed = sum(
-            times_in(node, below) * r.size * min(r.tokens_kept(seen), seen - own.tokens) * r.number_bytes(own.width)
+            times_in(node, below)
+            * r.size
+            * (others if self.at.gathers else min(r.tokens_kept(seen), others))
+            * r.number_bytes(own.width)
             for below in node.below()
             for r in below.own.remembers()
         )

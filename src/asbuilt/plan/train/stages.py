@@ -49,6 +49,7 @@ class Job:
     expert_nodes: int | None = None
     overlaps_experts: bool = False
     overlaps_tensor: bool = False
+    gathers_context: bool = False
 
     @property
     def offloads_optimizer(self) -> bool:

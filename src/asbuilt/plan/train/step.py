@@ -151,13 +151,18 @@ class TrainingStep:
 
     @cached_property
     def context(self) -> Traffic:
-        """Context-parallel traffic: keys and values on the ring, backward with gradients too (arXiv 2310.01889)."""
+        """Context-parallel traffic: keys and values on the ring, backward with gradients too (arXiv 2310.01889).
+
+        Those that are gathered stay until the backward pass, which scatters their gradients alone.
+        """
         passed = max(sum(p.passed * n for p, n in stage.section.counted) for stage in self.stages)
+        gathers = self.job.gathers_context
+        times = "gathered forward and where blocks are repeated, gradients scattered" if gathers else RING_TIMES
         return self._traffic(
-            passed * (self.passes + 2) * self.job.accumulate,
+            passed * (self.passes + (1 if gathers else 2)) * self.job.accumulate,
             self.layout.cp,
             self.layout.tp,
-            "keys and values of the other ranks, once forward and twice backward, x micro-batches",
+            f"keys and values of the other ranks, {times}, x micro-batches",
         )
 
     @cached_property
@@ -310,7 +315,7 @@ class TrainingStep:
             "tensor": self._beside(self.tensor.seconds / m) if self.job.overlaps_tensor else self.tensor.seconds / m,
             "expert": self._beside(self.expert.seconds / m) if overlaps else self.expert.seconds / m,
             "pipeline": self._beside(self.pipeline.seconds / m) if dual else self.pipeline.seconds / m,
-            "context": self._beside(self.context.seconds / m),
+            "context": self.context.seconds / m if self.job.gathers_context else self._beside(self.context.seconds / m),
         }
 
     def _beside(self, seconds: float) -> float:
@@ -510,6 +515,7 @@ def _end(stage: StageMemory) -> bool:
     return stage.section.stage.first or stage.section.stage.last
 
 
+RING_TIMES = "once forward and twice backward"
 NOTHING = Traffic(bytes=0, seconds=0.0, formula="")
 DATA_FORMULAS = (
     "2 (n-1)/n x gradients",

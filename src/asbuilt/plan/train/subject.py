@@ -87,11 +87,12 @@ class Subject:
         pp = o.pp if self.model is None else None
         self._check_stages(o)
         alike = (o.sequence_parallel, o.divide_vocabulary, o.pad_vocabulary, o.documents)
-        key = (o.batch, o.seq, o.tp, o.cp, o.ep, pp, o.recipe, o.adapters, *alike)
+        key = (o.batch, o.seq, o.tp, o.cp, o.gather_context, o.ep, pp, o.recipe, o.adapters, *alike)
         if key not in self._kept:
             self._check(o)
             run = Pass(tokens=o.seq, batch=o.batch, width=o.width, images=int(self.paired), documents=o.documents)
-            at = Slice(run=run, tp=o.tp, cp=o.cp, ep=o.ep, sequence=alike[0], vocabulary=alike[1])
+            given: dict[str, Any] = {"sequence": alike[0], "vocabulary": alike[1], "gathers": o.gather_context}
+            at = Slice(run=run, tp=o.tp, cp=o.cp, ep=o.ep, **given)
             if self.model is None:
                 self._kept[key] = self._bare(o, at)
             else:

@@ -34,7 +34,7 @@ class Slice:
     """Which share of the work a device takes: the run it sees, its tensor- and expert-parallel degrees.
 
     `sequence` says that what tensor parallelism leaves whole is split by tokens (Korthikanti et al., arXiv 2205.05198),
-    `vocabulary` that embedding, head and loss are divided too.
+    `vocabulary` that embedding, head and loss are divided too, `gathers` that a context's keys and values are gathered.
     """
 
     run: Pass
@@ -43,6 +43,7 @@ class Slice:
     ep: int
     sequence: bool
     vocabulary: bool = True
+    gathers: bool = False
 
     @property
     def by_tokens(self) -> int:
