@@ -60,30 +60,44 @@ void multiply(const float* a, const float* b, int64_t b_stride, int64_t panel, i
 
 // Functions of rows of scores: n is a multiple of kLanes.
 
+// The lanes of a vector joined by `join`, by halves.
+template <class Join>
+inline float joined(const Wide& x, Join&& join) {
+  float lanes[kLanes];
+  std::memcpy(lanes, &x, sizeof lanes);
+#pragma GCC unroll 4
+  for (int half = kLanes / 2; half > 0; half /= 2)
+#pragma GCC unroll 8
+    for (int i = 0; i < half; ++i) lanes[i] = join(lanes[i], lanes[i + half]);
+  return lanes[0];
+}
+
 inline float largest_of(const float* row, int64_t n) {
   Wide most = wide(row);
   for (int64_t i = kLanes; i < n; i += kLanes) {
     const Wide next = wide(row + i);
     most = next > most ? next : most;
   }
-  float top = -std::numeric_limits<float>::infinity();
-  for (int i = 0; i < kLanes; ++i) top = most[i] > top ? most[i] : top;
-  return top;
+  return joined(most, [](float x, float y) { return y > x ? y : x; });
 }
 
 inline float total_of(const float* row, int64_t n) {
   Wide sums = {};
   for (int64_t i = 0; i < n; i += kLanes) sums += wide(row + i);
-  float total = 0;
-  for (int i = 0; i < kLanes; ++i) total += sums[i];
-  return total;
+  return joined(sums, [](float x, float y) { return x + y; });
 }
 
-// e^(score - most) of the first `seen` scores, 0 of the others.
-inline void weigh_row(float* row, int64_t seen, int64_t n, float most) {
-  for (int64_t i = seen; i < n; ++i) row[i] = -std::numeric_limits<float>::infinity();
+// e^(score - most)
+inline void weigh_row(float* row, int64_t n, float most) {
   for (int64_t i = 0; i < n; i += kLanes)
     for (int64_t j = i; j < i + kLanes; ++j) row[j] = decay(row[j] - most);
+}
+
+// Scores of keys from `seen` on become -infinity.
+inline void hide(float* row, int64_t seen, int64_t n) {
+  constexpr float kNone = -std::numeric_limits<float>::infinity();
+  for (int64_t i = seen / kLanes * kLanes; i < n; i += kLanes)
+    for (int64_t j = i; j < i + kLanes; ++j) row[j] = j < seen ? row[j] : kNone;
 }
 
 // Blocks of one thread, and what it holds of the head at work; the room is kept for the next call.
@@ -116,12 +130,13 @@ inline const float* row_of(const HeadRows& x, int64_t text, int64_t head, int64_
 // Rows of d numbers, times `by`, with zeros up to `width`; zeros too for rows `n` .. `all` - 1.
 void copy_rows(const float* x, int64_t x_stride, int64_t n, int64_t all, int64_t d, int64_t width, float by, float* out,
                int64_t out_stride) {
-  for (int64_t row = 0; row < all; ++row, out += out_stride) {
-    const float* from = x + row * x_stride;
-    const int64_t some = row < n ? d : 0;
-    for (int64_t i = 0; i < some; ++i) out[i] = from[i] * by;
-    for (int64_t i = some; i < width; ++i) out[i] = 0;
+  const int64_t whole = d / kLanes * kLanes;
+  for (int64_t row = 0; row < n; ++row, x += x_stride, out += out_stride) {
+    for (int64_t i = 0; i < whole; i += kLanes) *reinterpret_cast<Wide*>(out + i) = wide(x + i) * by;
+    for (int64_t i = whole; i < d; ++i) out[i] = x[i] * by;
+    for (int64_t i = d; i < width; ++i) out[i] = 0;
   }
+  for (int64_t row = n; row < all; ++row, out += out_stride) std::fill_n(out, width, 0.0f);
 }
 
 // The transpose of n rows, (d, kColumns) for each kColumns of them, with zeros for rows that are not there.
@@ -179,26 +194,28 @@ struct RowsSoFar {
   float most[kBlockQueries], total[kBlockQueries];
 };
 
-// Turns the scores of one tile into weights, and what is known of its rows to the new maximum.
+// Turns the scores of one tile into weights, and what is known of its rows to the new maximum. Each step takes all rows,
+// which wait for each other nowhere.
 void weigh_tile(const AttentionRoom& room, const Meeting& at, int64_t first, RowsSoFar& known) {
-  const int64_t n = rounded_up<kLanes>(at.seen_by_tile(first));
-  for (int64_t row = first; row < first + at.tile_rows(first); ++row) {
-    float* scores = room.weights + row * kScoreStride;
-    for (int64_t i = at.seen(row); i < n; ++i) scores[i] = -std::numeric_limits<float>::infinity();
-    float most = largest_of(scores, n);
-    if (at.key > 0) most = most > known.most[row] ? most : known.most[row];
-    weigh_row(scores, at.seen(row), n, most);
-    const float total = total_of(scores, n);
+  const int64_t n = rounded_up<kLanes>(at.seen_by_tile(first)), last = first + at.tile_rows(first);
+  float most[kTall], *scores = room.weights + first * kScoreStride;
+  for (int64_t row = first; row < last; ++row) hide(room.weights + row * kScoreStride, at.seen(row), n);
+  for (int64_t row = 0; row < last - first; ++row) most[row] = largest_of(scores + row * kScoreStride, n);
+  if (at.key > 0)
+    for (int64_t row = 0; row < last - first; ++row) most[row] = std::max(known.most[first + row], most[row]);
+  for (int64_t row = 0; row < last - first; ++row) weigh_row(scores + row * kScoreStride, n, most[row]);
+  for (int64_t row = first; row < last; ++row) {
+    const float total = total_of(room.weights + row * kScoreStride, n), top = most[row - first];
     if (at.key == 0) {
       known.total[row] = total;
     } else {
-      const float kept = decay(known.most[row] - most);
+      const float kept = decay(known.most[row] - top);
       float* sums = room.sums + row * kHeadStride;
       known.total[row] = known.total[row] * kept + total;
       for (int64_t i = 0; kept != 1.0f && i < room.width; i += kLanes)
         *reinterpret_cast<Wide*>(sums + i) = wide(sums + i) * kept;
     }
-    known.most[row] = most;
+    known.most[row] = top;
   }
 }
 
@@ -224,6 +241,16 @@ void attend_block(const TrainingAttention& job, const AttentionRoom& room, int64
   }
 }
 
+// What queries from row `from` on give a tile of keys: of dv weights^T dy, of dk slopes^T q.
+inline void give(const AttentionRoom& room, const Meeting& at, int64_t from, int64_t key, bool add) {
+  const auto product = add ? multiply<1, kScoreStride, true> : multiply<1, kScoreStride, false>;
+  const int64_t scores = from * kScoreStride + key, heads = from * kHeadStride, place = (at.key + key) * room.stride;
+  product(room.weights + scores, room.dy + heads, kHeadStride, kColumns, at.rows - from, room.width, room.dv + place,
+          room.stride);
+  product(room.slopes + scores, room.q + heads, kHeadStride, kColumns, at.rows - from, room.width, room.dk + place,
+          room.stride);
+}
+
 // The gradients of one block: dq of its queries, and what they add to dk and dv.
 void attend_block_back(const TrainingAttention& job, const AttentionRoom& room, int64_t text, int64_t head, int64_t query) {
   const int64_t rows = std::min(kBlockQueries, job.tokens - query), all = rounded_up<kTall>(rows), d = job.d;
@@ -244,20 +271,19 @@ void attend_block_back(const TrainingAttention& job, const AttentionRoom& room, 
       meet(job, at, first, room.dy, room.turned_values, room.slopes);
       for (int64_t row = first; row < first + at.tile_rows(first); ++row) {
         float *weights = room.weights + row * kScoreStride, *slopes = room.slopes + row * kScoreStride;
-        weigh_row(weights, at.seen(row), n, log_z[row]);
+        hide(weights, at.seen(row), n);
+        weigh_row(weights, n, log_z[row]);
         for (int64_t i = 0; i < n; i += kLanes)
           *reinterpret_cast<Wide*>(slopes + i) = wide(weights + i) * (wide(slopes + i) - along[row]);
       }
       mix(room, at, first, room.slopes, room.keys);
     }
     for (int64_t key = 0; key < at.keys; key += kTall) {
-      const int64_t from = at.causal ? std::max<int64_t>(0, at.key + key - query) : 0, place = (at.key + key) * room.stride;
-      const int64_t column = from * kScoreStride + key, n = rows - from;
-      if (n <= 0) break;
-      multiply<1, kScoreStride, true>(room.weights + column, room.dy + from * kHeadStride, kHeadStride, kColumns, n,
-                                      room.width, room.dv + place, room.stride);
-      multiply<1, kScoreStride, true>(room.slopes + column, room.q + from * kHeadStride, kHeadStride, kColumns, n,
-                                      room.width, room.dk + place, room.stride);
+      const int64_t from = at.causal ? std::max<int64_t>(0, at.key + key - query) : 0;
+      if (from >= rows) break;
+      // the first block of queries that sees these keys
+      const bool add = head % (job.heads / job.key_heads) > 0 || (at.causal ? at.key + key < query : query > 0);
+      give(room, at, from, key, add);
     }
   });
   float* dq = job.dq + ((text * job.tokens + query) * job.heads + head) * d;
@@ -273,7 +299,6 @@ void attend_in_training(const TrainingAttention& job, int64_t text, int64_t key_
   if (job.dy.data) {
     turn_rows(v, job.v.strides[2], keys, d, room.turned_values);
     copy_rows(k, job.k.strides[2], keys, keys, d, room.width, 1.0f, room.keys, room.stride);
-    for (float* sums : {room.dk, room.dv}) std::fill_n(sums, rounded_up<kBlockKeys>(keys) * room.stride, 0.0f);
   } else {
     copy_rows(v, job.v.strides[2], keys, keys, d, room.width, 1.0f, room.values, room.stride);
   }
