@@ -21,6 +21,7 @@ from asbuilt.kernels.native_gradients import PLAIN
 
 WIDEST = 256  # numbers of a head, as kWidestHead in native/src/kernels.h
 MOST = 1 << 20  # numbers of a key head's keys: the library copies them, and their gradients, once per thread
+LEAST = 1 << 20  # of B H T S D, below which a call from Python takes longer than the kernel saves
 
 
 class _HeadRows(ctypes.Structure):
@@ -37,16 +38,19 @@ class _Attention(ctypes.Structure):
 
 
 def attends(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Returns whether the library attends here, under autograd: PyTorch's kernel divides one text among threads."""
-    (B, H, T, D), (K, S) = q.shape, k.shape[1:3]
-    if not torch.is_grad_enabled() or not any(x.requires_grad for x in (q, k, v)) or not all(q.shape) or S == 0:
-        return False
-    if any(type(x) not in PLAIN for x in (q, k, v)) or k.shape != v.shape or k.shape != (B, K, S, D) or H % K:
-        return False
-    if D > WIDEST or S * D > MOST or T < 2 or B * K < torch.get_num_threads():
+    """Returns whether the library attends here, under autograd."""
+    given = (q, k, v)
+    if not torch.is_grad_enabled() or not any(x.requires_grad for x in given) or not _faster(q, k, v):
         return False
     with torch.no_grad():
-        return native.ready(q, k, v) is not None
+        return all(type(x) in PLAIN for x in given) and native.ready(*given) is not None
+
+
+def _faster(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Returns whether shapes are such as the library computes, and sooner than PyTorch, which divides heads further."""
+    (B, H, T, D), (K, S) = q.shape, k.shape[1:3]
+    fits = k.shape == v.shape == (B, K, S, D) and K > 0 and H % K == 0 and D <= WIDEST and S * D <= MOST
+    return fits and T > 1 and B * H * T * S * D >= LEAST and torch.get_num_threads() <= B * K
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, *, causal: bool) -> Tensor:
@@ -90,7 +94,7 @@ class Attention(torch.autograd.Function):
             given = (dy, q, k, v, y, log_z, 0.0, ctx.causal)
             flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
             return *flash(*given, scale=ctx.scale), None, None
-        apart = [torch.empty_like(x.transpose(1, 2), memory_format=torch.contiguous_format) for x in (q, k, v)]
+        apart = [x.new_empty(x.shape[0], x.shape[2], x.shape[1], x.shape[3]) for x in (q, k, v)]
         held = (y.transpose(1, 2).contiguous(), log_z.transpose(1, 2).contiguous())
         job = _job(_rows(q), _rows(k), _rows(v), _rows(dy), ctx.scale, ctx.causal, *held, *apart)
         lib.asbuilt_attention(byref(job))
