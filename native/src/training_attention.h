@@ -63,13 +63,15 @@ void multiply(const float* a, const float* b, int64_t b_stride, int64_t panel, i
 // The lanes of a vector joined by `join`, by halves.
 template <class Join>
 inline float joined(const Wide& x, Join&& join) {
-  float lanes[kLanes];
+  float lanes[kLanes], four[4];
   std::memcpy(lanes, &x, sizeof lanes);
-#pragma GCC unroll 4
-  for (int half = kLanes / 2; half > 0; half /= 2)
-#pragma GCC unroll 8
-    for (int i = 0; i < half; ++i) lanes[i] = join(lanes[i], lanes[i + half]);
-  return lanes[0];
+  typedef float Four __attribute__((vector_size(16), aligned(4)));
+  const auto at = [&](int i) { return *reinterpret_cast<const Four*>(lanes + i); };
+  Four made = at(0);
+  if constexpr (kLanes == 8) made = join(made, at(4));
+  if constexpr (kLanes == 16) made = join(join(made, at(4)), join(at(8), at(12)));
+  std::memcpy(four, &made, sizeof four);
+  return join(join(four[0], four[1]), join(four[2], four[3]));
 }
 
 inline float largest_of(const float* row, int64_t n) {
@@ -78,13 +80,13 @@ inline float largest_of(const float* row, int64_t n) {
     const Wide next = wide(row + i);
     most = next > most ? next : most;
   }
-  return joined(most, [](float x, float y) { return y > x ? y : x; });
+  return joined(most, [](auto x, auto y) { return y > x ? y : x; });
 }
 
 inline float total_of(const float* row, int64_t n) {
   Wide sums = {};
   for (int64_t i = 0; i < n; i += kLanes) sums += wide(row + i);
-  return joined(sums, [](float x, float y) { return x + y; });
+  return joined(sums, [](auto x, auto y) { return x + y; });
 }
 
 // e^(score - most)
@@ -96,8 +98,11 @@ inline void weigh_row(float* row, int64_t n, float most) {
 // Scores of keys from `seen` on become -infinity.
 inline void hide(float* row, int64_t seen, int64_t n) {
   constexpr float kNone = -std::numeric_limits<float>::infinity();
-  for (int64_t i = seen / kLanes * kLanes; i < n; i += kLanes)
-    for (int64_t j = i; j < i + kLanes; ++j) row[j] = j < seen ? row[j] : kNone;
+  const int64_t start = seen / kLanes * kLanes;
+  const int32_t from = static_cast<int32_t>(seen - start);
+  if (start == n) return;
+  for (int32_t j = 0; j < kLanes; ++j) row[start + j] = j < from ? row[start + j] : kNone;
+  for (int64_t i = start + kLanes; i < n; i += kLanes) *reinterpret_cast<Wide*>(row + i) = Wide{} + kNone;
 }
 
 // Blocks of one thread, and what it holds of the head at work; the room is kept for the next call.
