@@ -60,7 +60,7 @@ void multiply(const float* a, const float* b, int64_t b_stride, int64_t panel, i
 
 // Functions of rows of scores: n is a multiple of kLanes.
 
-// The lanes of a vector joined by `join`, by halves.
+// The lanes of a vector joined by `join`, which takes vectors too.
 template <class Join>
 inline float joined(const Wide& x, Join&& join) {
   float lanes[kLanes], four[4];
@@ -107,10 +107,9 @@ inline void hide(float* row, int64_t seen, int64_t n) {
 
 // Blocks of one thread, and what it holds of the head at work; the room is kept for the next call.
 struct AttentionRoom {
-  int64_t width;                                 // of a head, in whole vectors
-  int64_t stride;                                // between rows of a whole head
-  float *q, *dy, *sums, *weights, *slopes;       // blocks
-  float *keys, *values, *turned_keys, *turned_values, *dk, *dv;  // whole heads; turned ones by panels of kColumns keys
+  int64_t width, stride;  // numbers of a head in whole vectors, and how far rows of all its keys are apart
+  float *q, *dy, *sums, *weights, *slopes;  // of a block
+  float *keys, *values, *turned_keys, *turned_values, *dk, *dv;  // of all keys; turned ones by panels of kColumns
   static constexpr int64_t kHead = kBlockQueries * kHeadStride, kScores = kBlockQueries * kScoreStride;
 
   explicit AttentionRoom(const TrainingAttention& job)
@@ -257,7 +256,8 @@ inline void give(const AttentionRoom& room, const Meeting& at, int64_t from, int
 }
 
 // The gradients of one block: dq of its queries, and what they add to dk and dv.
-void attend_block_back(const TrainingAttention& job, const AttentionRoom& room, int64_t text, int64_t head, int64_t query) {
+void attend_block_back(const TrainingAttention& job, const AttentionRoom& room, int64_t text, int64_t head,
+                       int64_t query) {
   const int64_t rows = std::min(kBlockQueries, job.tokens - query), all = rounded_up<kTall>(rows), d = job.d;
   const float* dy = row_of(job.dy, text, head, query);
   copy_rows(row_of(job.q, text, head, query), job.q.strides[2], rows, all, d, room.width, job.scale, room.q, kHeadStride);
