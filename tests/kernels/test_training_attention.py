@@ -26,13 +26,13 @@ from asbuilt.nn import build
 UNIT = 2.0**-24
 
 
-def heads(texts: int, n: int, tokens: int, d: int, size: float = 1.0) -> Tensor:
-    """Draws (B, H, T, D) that lie in one of the orders that a caller may have."""
+def heads(texts: int, n: int, tokens: int, d: int, size: float = 1.0, order: str | None = None) -> Tensor:
+    """Draws (B, H, T, D) that lie by tokens or by heads, or in the order given."""
     made = size * torch.randn(texts, tokens, n, d).transpose(1, 2)
-    order = random.choice(["tokens", "heads", "numbers"])
-    if order == "tokens":
-        return made
-    return made.contiguous() if order == "heads" else made.transpose(2, 3).contiguous().transpose(2, 3)
+    order = order or random.choice(["tokens", "heads"])
+    if order == "numbers":
+        return made.transpose(2, 3).contiguous().transpose(2, 3)
+    return made if order == "tokens" else made.contiguous()
 
 
 Inputs = tuple[Tensor, Tensor, Tensor]
@@ -44,7 +44,7 @@ def drawn(size: float = 1.0, tokens: int | None = None, d: int | None = None) ->
     d = d or random.choice([1, 8, 20, 33, 64, 72, 130, training_attention.WIDEST])
     tokens = tokens or random.randint(2, 230)
     keys = tokens if causal else random.randint(1, 230)
-    q = heads(texts, key_heads * random.randint(1, 3), tokens, d, size)
+    q = heads(texts, key_heads * random.randint(1, 3), tokens, d, size, order="tokens")
     return (q, heads(texts, key_heads, keys, d), heads(texts, key_heads, keys, d)), causal
 
 
@@ -95,7 +95,8 @@ def bounds(inputs: Inputs, dy: Tensor, mask: Mask, scale: float) -> list[Tensor]
 def check(inputs: Inputs, causal: bool) -> list[Tensor]:
     """Holds the library's to the textbook's, and returns them."""
     texts, n, tokens, d = inputs[0].shape
-    dy, scale = heads(texts, n, tokens, d), random.choice([1.0, d**-0.5])
+    dy = heads(texts, n, tokens, d, order=random.choice(["tokens", "heads", "numbers"]))
+    scale = random.choice([1.0, d**-0.5])
     mask: Mask = "causal" if causal else None
     found = by(fused, inputs, dy, mask, scale)
     wide = inputs[0].double(), inputs[1].double(), inputs[2].double()
@@ -183,6 +184,8 @@ def test_otherwise_pytorch_attends(calls: list[str]) -> None:
         lambda: fused(q.double(), k.double(), v.double(), None, 0.3),
         lambda: fused(q.bfloat16(), k.bfloat16(), v.bfloat16(), None, 0.3),
         lambda: fused(q[:, :, :1], k, v, None, 0.3),
+        lambda: fused(q.contiguous(), k, v, None, 0.3),
+        lambda: fused(q, k, v.transpose(2, 3).contiguous().transpose(2, 3), None, 0.3),
         lambda: fused(q.detach(), k.detach(), v.detach(), None, 0.3),
     ):
         attend()

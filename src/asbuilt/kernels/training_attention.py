@@ -42,8 +42,10 @@ def attends(q: Tensor, k: Tensor, v: Tensor) -> bool:
     given = (q, k, v)
     if not torch.is_grad_enabled() or not any(x.requires_grad for x in given) or not _faster(q, k, v):
         return False
+    if q.stride(1) > q.stride(2) or any(type(x) not in PLAIN or x.stride(-1) != 1 for x in given):
+        return False  # PyTorch's result lies as the queries do
     with torch.no_grad():
-        return all(type(x) in PLAIN for x in given) and native.ready(*given) is not None
+        return native.ready(*given) is not None
 
 
 def _faster(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -57,10 +59,6 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, *, causal: bool) -> Te
     """Returns softmax(scale q k^T) v (B, H, T, D), if the library `attends`; `causal` needs T == S."""
     assert not causal or q.shape[2] == k.shape[2]
     return Attention.apply(q, k, v, scale, causal)  # type: ignore[no-any-return]
-
-
-def _rows(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _job(q: Tensor, k: Tensor, v: Tensor, dy: Tensor | None, scale: float, causal: bool, *more: Tensor) -> _Attention:
@@ -77,9 +75,9 @@ class Attention(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tensor:  # noqa: ANN401, D102
         lib = native.library()
         assert lib is not None
-        (B, H, T, D), (a, b, c) = q.shape, (_rows(x) for x in (q, k, v))
+        B, H, T, D = q.shape
         y, log_z = q.new_empty(B, T, H, D), q.new_empty(B, T, H)
-        lib.asbuilt_attention(byref(_job(a, b, c, None, scale, causal, y, log_z)))
+        lib.asbuilt_attention(byref(_job(q, k, v, None, scale, causal, y, log_z)))
         y, log_z = y.transpose(1, 2), log_z.transpose(1, 2)
         ctx.save_for_backward(q, k, v, y, log_z)
         ctx.scale, ctx.causal = scale, causal
@@ -91,11 +89,10 @@ class Attention(torch.autograd.Function):
         q, k, v, y, log_z = ctx.saved_tensors
         lib = native.ready(q, k, v, dy)
         if lib is None:
-            given = (dy, q, k, v, y, log_z, 0.0, ctx.causal)
             flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-            return *flash(*given, scale=ctx.scale), None, None
+            return *flash(dy, q, k, v, y, log_z, 0.0, ctx.causal, scale=ctx.scale), None, None
         apart = [x.new_empty(x.shape[0], x.shape[2], x.shape[1], x.shape[3]) for x in (q, k, v)]
-        held = (y.transpose(1, 2).contiguous(), log_z.transpose(1, 2).contiguous())
-        job = _job(_rows(q), _rows(k), _rows(v), _rows(dy), ctx.scale, ctx.causal, *held, *apart)
-        lib.asbuilt_attention(byref(job))
+        given = [x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v, dy)]
+        held = [x.transpose(1, 2).contiguous() for x in (y, log_z)]
+        lib.asbuilt_attention(byref(_job(*given, ctx.scale, ctx.causal, *held, *apart)))
         return *(x.transpose(1, 2) for x in apart), None, None
