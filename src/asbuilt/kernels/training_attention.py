@@ -20,8 +20,10 @@ from asbuilt.kernels.native import pointer
 from asbuilt.kernels.native_gradients import PLAIN
 
 WIDEST = 256  # numbers of a head, as kWidestHead in native/src/kernels.h
-MOST = 1 << 20  # numbers of a key head's keys: the library copies them, and their gradients, once per thread
-LEAST = 1 << 20  # of B H T S D, below which a call from Python takes longer than the kernel saves
+# Where the library was measured to be faster: numbers of a key head's keys at most, by whether queries see only earlier
+# ones, and B H T S D at least, below which a call from Python takes longer than the kernel saves.
+MOST = {True: 1 << 18, False: 1 << 16}
+LEAST = 1 << 22
 
 
 class _HeadRows(ctypes.Structure):
@@ -37,10 +39,10 @@ class _Attention(ctypes.Structure):
     )
 
 
-def attends(q: Tensor, k: Tensor, v: Tensor) -> bool:
+def attends(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> bool:
     """Returns whether the library attends here, under autograd."""
     given = (q, k, v)
-    if not torch.is_grad_enabled() or not any(x.requires_grad for x in given) or not _faster(q, k, v):
+    if not torch.is_grad_enabled() or not any(x.requires_grad for x in given) or not _faster(q, k, v, causal):
         return False
     if q.stride(1) > q.stride(2) or any(type(x) not in PLAIN or x.stride(-1) != 1 for x in given):
         return False  # PyTorch's result lies as the queries do
@@ -48,10 +50,10 @@ def attends(q: Tensor, k: Tensor, v: Tensor) -> bool:
         return native.ready(*given) is not None
 
 
-def _faster(q: Tensor, k: Tensor, v: Tensor) -> bool:
+def _faster(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> bool:
     """Returns whether shapes are such as the library computes, and sooner than PyTorch, which divides heads further."""
     (B, H, T, D), (K, S) = q.shape, k.shape[1:3]
-    fits = k.shape == v.shape == (B, K, S, D) and K > 0 and H % K == 0 and D <= WIDEST and S * D <= MOST
+    fits = k.shape == v.shape == (B, K, S, D) and K > 0 and H % K == 0 and D <= WIDEST and MOST[causal] >= S * D
     return fits and T > 1 and B * H * T * S * D >= LEAST and torch.get_num_threads() <= B * K
 
 
@@ -92,7 +94,7 @@ class Attention(torch.autograd.Function):
             flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
             return *flash(dy, q, k, v, y, log_z, 0.0, ctx.causal, scale=ctx.scale), None, None
         apart = [x.new_empty(x.shape[0], x.shape[2], x.shape[1], x.shape[3]) for x in (q, k, v)]
-        given = [x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v, dy)]
+        dy = dy if dy.stride(-1) == 1 else dy.contiguous()
         held = [x.transpose(1, 2).contiguous() for x in (y, log_z)]
-        lib.asbuilt_attention(byref(_job(*given, ctx.scale, ctx.causal, *held, *apart)))
+        lib.asbuilt_attention(byref(_job(q, k, v, dy, ctx.scale, ctx.causal, *held, *apart)))
         return *(x.transpose(1, 2) for x in apart), None, None
