@@ -70,9 +70,9 @@ class Piece:
     outside the blocks once for both. `measured` are those of the loss of a divided vocabulary, `summed` bytes of
     gradients those of weights that each of these ranks has whole, within what they divide. `sent` ones go to experts
     and come back, each token's `once` if a node is sent it once; `passed` bytes of keys and values go round the ring of
-    a context, or are gathered. `products` and `scored` numbers of scores are for the time of a pass. `apart` bytes, by checkpointing,
-    are saved by what runs later, and gone before this piece's backward pass. `spared` FLOPs are those of a last product
-    that is only added to the stream: PyTorch's repetition of a block ends before it.
+    a context, or are gathered. `products` and `scored` numbers of scores are for the time of a pass. `apart` bytes, by
+    checkpointing, are saved by what runs later, and gone before this piece's backward pass. `spared` FLOPs are those of
+    a last product that is only added to the stream: PyTorch's repetition of a block ends before it.
     """
 
     dense: State = field(default_factory=State)
