@@ -212,7 +212,7 @@ class Run:
         """Bytes of the validation text for each of its targets; None where the model writes no text."""
         data = self.recipe.data
         unwritten = data.preferences or data.objective in ("masked", "spans", "contrastive")
-        if unwritten or self.vocabulary.tokenizer is None:
+        if unwritten:
             return None
         lengths_V, nbytes, counted = self.vocabulary.byte_lengths(), 0, 0
         for batch in self.data.validation():

@@ -21,7 +21,8 @@ Packing = Literal["stream", "documents", "single"]
 PACKINGS: tuple[Packing, ...] = get_args(Packing)
 Plot = Literal["", "svg", "png"]
 PLOTS: tuple[Plot, ...] = get_args(Plot)
-UNPADDED = ("spans", "prefix-encoder", "pairs", "contrastive")  # objectives whose rows are made of one text
+WITH_SOURCE = ("spans", "prefix-encoder", "pairs")  # objectives of encoder-decoders
+UNPADDED = (*WITH_SOURCE, "contrastive")  # objectives whose rows are made of one text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +55,7 @@ class Optimizer:
         for name in ("lr", "muon_lr", "eps", "weight_decay", "clip"):
             value = getattr(self, name)
             if not 0.0 <= value < 1e6:
-                raise InputError(field=f"optimizer.{name}", value=value, allowed="a number of at least 0")
+                raise InputError(field=f"optimizer.{name}", value=value, allowed="a number from 0 to below 1,000,000")
         if len(self.betas) != 2 or not all(0.0 <= beta < 1.0 for beta in self.betas):
             raise InputError(field="optimizer.betas", value=self.betas, allowed="two numbers from 0 to below 1")
 
