@@ -176,7 +176,7 @@ class Run:
             for i in range(given.accumulate)
         ]
         every = self.recipe.run.norms_every
-        watched = Watched(self.model) if every and (at.step + 1) % every == 0 else None
+        watched = Watched(self.model, ranks) if every and (at.step + 1) % every == 0 else None
         made = train_step(
             self.model,
             batches,
@@ -471,11 +471,16 @@ class Loop:
 
     def _sampled(self, log: Any, sample: Sample) -> None:  # noqa: ANN401
         begun = time.perf_counter()
+        written = self.write(sample)
+        self._paused += time.perf_counter() - begun
+        self._say(log, Progress(step=self.run.position.step, steps=self.settings.steps, sample=written))
+
+    def write(self, sample: Sample) -> str:
+        """Returns what the model writes."""
         self.run.model.eval()
         written = sample(self.run)
         self.run.model.train()
-        self._paused += time.perf_counter() - begun
-        self._say(log, Progress(step=self.run.position.step, steps=self.settings.steps, sample=written))
+        return written
 
     def save(self) -> None:
         """Writes a checkpoint, then removes those beyond the number that is kept."""

@@ -180,6 +180,15 @@ class Group(Ranks):
         dist.all_reduce(made, dist.ReduceOp.MIN)
         return int(made)
 
+    def copies(self, parameter: Tensor) -> int:
+        """Returns how many processes hold the same part of a parameter."""
+        return self.held.copies[parameter]
+
+    def added(self, tensor: Tensor) -> Tensor:
+        """Returns the sum of the tensors of all processes."""
+        dist.all_reduce(tensor)
+        return tensor
+
     def share(self, batch: Batch) -> Batch:
         """Returns this rank's share of a batch; a rank for which there is no row has one without targets.
 
