@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from traffic import Traffic
 
+from asbuilt.api.watch import sample
 from asbuilt.train.many import loop
 from asbuilt.train.recipe import read
 from asbuilt.train.step import Stepped
@@ -50,7 +51,7 @@ def main(jobs: list[dict[str, Any]]) -> None:
     for job in jobs:
         Watched.dies, Watched.sent = job.get("dies", 0), job.get("sent", "")
         try:
-            loop.run(read(job["recipe"]), resume=job.get("resume", False))
+            loop.run(read(job["recipe"]), resume=job.get("resume", False), sample=sample)
         except Killed:
             dist.barrier()
     dist.destroy_process_group()

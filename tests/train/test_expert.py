@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,35 @@ def test_four_processes_divide_and_copy_experts(tmp_path: Path) -> None:
         if one.parallel.shard != 2:  # which no plan has
             require_billed(tmp_path / f"{name}.json", one, 4)
     require_close(tmp_path / "go-on", tmp_path / "mixtral-one")
+
+
+def test_checkpoints_of_experts_divided_by_columns_too(tmp_path: Path) -> None:
+    """Of four processes, by one and by two; of two by four; and by as many as wrote it, bit by bit."""
+    name = random.choice(("mixtral", "qwen-moe"))
+    some = drawn()[name]
+    both = (*some, "parallel.tensor=2", "parallel.expert=2", f"parallel.shard={random.choice((0, 1))}")
+    half = (*some, random.choice(("parallel.tensor=2", "parallel.expert=2")))
+    loop.run(recipe(tmp_path, "one", *some))
+    groups = {number: tmp_path / f"group-{number}" for number in range(3)}
+    for folder in groups.values():
+        folder.mkdir()
+    first, four, last = (Jobs(folder) for folder in groups.values())
+    first.add(recipe(tmp_path, "grown", *half), dies=random.choice((4, 5)))
+    first.run(2)
+    four.add(recipe(tmp_path, "grown", *both), resume=True)
+    stopped = recipe(tmp_path, "stopped", *both)
+    four.add(stopped, dies=random.choice((4, 5, 8)))
+    four.add(stopped, resume=True)
+    four.add(recipe(tmp_path, "unstopped", *both))
+    four.add(recipe(tmp_path, "halved", *both), dies=random.choice((4, 5)))
+    four.run(4)
+    shutil.copytree(tmp_path / "halved", tmp_path / "alone")
+    last.add(recipe(tmp_path, "halved", *half), resume=True)
+    last.run(2)
+    loop.run(recipe(tmp_path, "alone", *some), resume=True)
+    for folder in ("grown", "stopped", "halved", "alone"):
+        require_as_one(tmp_path / folder, tmp_path / "one")
+    require_equal(checkpoint(tmp_path / "stopped", 9), checkpoint(tmp_path / "unstopped", 9))
 
 
 @pytest.mark.parametrize(

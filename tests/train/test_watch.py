@@ -151,12 +151,3 @@ def test_samples_of_what_writes_no_text_are_refused(tmp_path: Path) -> None:
         recipe(tmp_path, "run", "run.plot=gif")
     with pytest.raises(InputError, match=r"run\.prompt: empty"):
         recipe(tmp_path, "run", "run.sample_every=1", "run.prompt=''")
-
-
-@pytest.mark.parametrize("name", ["norms_every", "sample_every"])
-def test_what_needs_the_whole_model_is_refused_under_torchrun(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(InputError, match=rf"run\.{name}: needs a process alone"):
-        train(recipe(tmp_path, "run", f"run.{name}=1"))

@@ -131,10 +131,13 @@ def clock(seconds: float) -> str:
 def _plan(given: Recipe, as_json: bool) -> None:
     """Prints the parameters, FLOPs, memory and time of the run on this machine."""
     from asbuilt.measure import this_machine
+    from asbuilt.train.device import device_of
     from asbuilt.train.loop import described, read_data
     from asbuilt.train.planned import likely, planned
     from asbuilt.train.tune import base_spec
 
+    if given.parallel.ranks < 2 and device_of(given.run.device).type == "cuda":
+        warn("warning: planned for the processor; asbuilt plan train --gpu plans GPUs")
     with TemporaryDirectory() as there:  # nothing stays of a run that is only planned
         _, vocabulary, note = read_data(given, Path(there))
     if note:

@@ -93,7 +93,7 @@ def _sharded(settings: Settings, seed: int, root: Path) -> tuple[Data, Vocabular
         packing=settings.packing,
         pad_id=specials.pad or 0,
     )
-    return data, plain_vocabulary(tokenizer)
+    return data, Vocabulary(tokenizer=tokenizer)
 
 
 def _given(settings: Settings, folder: Path) -> tuple[Shards, Tokenizer]:
@@ -156,10 +156,11 @@ def made_tokenizer(settings: Settings, texts: own_texts.Texts) -> Tokenizer:
     try:
         return train(texts, whole, special=sentinels, roles=roles)
     except InputError as error:
-        if error.field != "vocab_size":
+        setting = {"vocab_size": "data.n_vocab", "texts": "data.text"}.get(error.field)
+        if setting is None:
             raise
         raise InputError(
-            error.problem, field="data.n_vocab", value=error.value, allowed=error.allowed, fix=error.fix
+            error.problem, field=setting, value=error.value, allowed=error.allowed, fix=error.fix
         ) from error
 
 
@@ -237,7 +238,7 @@ def _pairs(settings: Settings, seed: int, root: Path) -> tuple[Data, Vocabulary]
     )
     held_out = pairs[at:]
     data = PairData(pairs=pairs[:at], objective=objective, batch_size=settings.batch, seed=seed, held_out=held_out)
-    return data, plain_vocabulary(tokenizer)
+    return data, Vocabulary(tokenizer=tokenizer)
 
 
 def _read_pairs(name: str, tokenizer: Tokenizer) -> Pairs:
@@ -255,8 +256,3 @@ def _read_pairs(name: str, tokenizer: Tokenizer) -> Pairs:
                 source, target = (tokenizer.encode(str(text)) for text in texts)
                 found.append((source, target))
     return found
-
-
-def plain_vocabulary(tokenizer: Tokenizer) -> Vocabulary:
-    """Returns a tokenizer as the vocabulary of a run."""
-    return Vocabulary(n_vocab=tokenizer.n_vocab, document=json.loads(tokenizer.saved()), tokenizer=tokenizer)

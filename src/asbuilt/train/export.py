@@ -8,13 +8,15 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from asbuilt.checkpoint.save import save
 from asbuilt.checkpoint.save_adapter import save_adapter
-from asbuilt.checkpoint.source import TOKENIZER, Source
+from asbuilt.checkpoint.source import Source
 from asbuilt.families import Reading
 from asbuilt.nn.model import Model
 from asbuilt.train.recipe import Recipe
+from asbuilt.train.settings import WITH_SOURCE
 from asbuilt.train.text import Vocabulary
 
 EXPORTED = "model"
@@ -29,13 +31,12 @@ def export(recipe: Recipe, model: Model, reading: Reading, vocabulary: Vocabular
     with _replacing(folder) as fresh:
         beside = fresh.with_name(fresh.name + ".tokenizer")
         try:
-            beside.mkdir()
-            (beside / TOKENIZER).write_text(json.dumps(vocabulary.document, ensure_ascii=False), encoding="utf-8")
+            vocabulary.tokenizer.save(beside)
             save(
                 model,
                 fresh,
                 family=None if recipe.tune.adapters else reading.family or None,
-                carried=reading.carried,
+                carried=carried(recipe, reading, vocabulary),
                 tokenizer_from=vocabulary.source
                 or Source(kind="folder", name="tokenizer", reading=reading, path=beside),
             )
@@ -44,6 +45,19 @@ def export(recipe: Recipe, model: Model, reading: Reading, vocabulary: Vocabular
         finally:
             shutil.rmtree(beside, ignore_errors=True)
     return folder
+
+
+def carried(recipe: Recipe, reading: Reading, vocabulary: Vocabulary) -> dict[str, Any]:
+    """Returns the keys of config.json that name tokens: what ends a text, what pads, what a decoder's text begins with.
+
+    The first two as the config said, or those of the tokenizer; the last is what the objective has begun it with.
+    """
+    if vocabulary.source is not None:
+        return reading.carried
+    said = {"eos_token_id": vocabulary.end_id, "pad_token_id": vocabulary.pad_id}
+    made = reading.carried | {key: id_ for key, id_ in said.items() if reading.carried.get(key) is None}
+    began = recipe.data.objective in WITH_SOURCE and vocabulary.pad_id is not None
+    return made | ({"decoder_start_token_id": vocabulary.pad_id} if began else {})
 
 
 def export_adapter(recipe: Recipe, model: Model, family: str) -> Path:

@@ -28,7 +28,7 @@ from asbuilt.spec import Projection
 from asbuilt.text.sources import JSON_LINES
 from asbuilt.text.tokenizer import Tokenizer
 from asbuilt.train.batch import IGNORED, ImageTexts
-from asbuilt.train.corpus import made_tokenizer, plain_vocabulary, tokenizer_file
+from asbuilt.train.corpus import made_tokenizer, tokenizer_file
 from asbuilt.train.data import PairData, shuffled
 from asbuilt.train.draws import drawing
 from asbuilt.train.recipe import Recipe
@@ -278,7 +278,7 @@ def contrastive_data(recipe: Recipe, described: Described) -> tuple[PairData[Row
         if own
         else Tokenizer.from_file(tokenizer_file(data.tokenizer))
     )
-    vocabulary = plain_vocabulary(tokenizer)
+    vocabulary = Vocabulary(tokenizer=tokenizer)
     spec = described(recipe, vocabulary.n_vocab, vocabulary.end_id).spec
     end_id, patches = _end(spec, vocabulary, data.tokenizer), spec.patches
     assert patches is not None

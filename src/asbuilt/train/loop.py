@@ -38,12 +38,13 @@ from asbuilt.train.compiled import compile_blocks
 from asbuilt.train.contrastive import Retrieval, retrieval, start_temperature
 from asbuilt.train.corpus import TOKENS, read_corpus
 from asbuilt.train.data import PairData
+from asbuilt.train.device import HOST, device_of
 from asbuilt.train.divisible import require_context, require_spread, require_stages, tensor_share
 from asbuilt.train.experts import Routing
 from asbuilt.train.export import ADAPTER, EXPORTED, export
 from asbuilt.train.image_texts import contrastive_data
 from asbuilt.train.norms import Norms, Watched
-from asbuilt.train.offload import HOST, require_apart
+from asbuilt.train.offload import require_apart
 from asbuilt.train.optimizer import Optimizers, optimizers
 from asbuilt.train.precision import AUTOCAST, faster
 from asbuilt.train.ranks import ALONE, Ranks
@@ -64,6 +65,7 @@ FREE = ("run.out", "run.log_every", "run.validate_every", "run.save_every", "run
 FREE += ("run.norms_every", "run.sample_every", "run.prompt", "run.sample_tokens", "run.sample_temperature")
 FREE += ("run.plot", "run.tensorboard", "run.wandb")
 FREE += ("data.chat", "data.preferences")
+FREE += ("run.device",)  # as other processes may
 FREE_SECTIONS = ("parallel",)  # which processes compute it
 TRAINED: tuple[Gives, ...] = ("logits", "similarities")
 DECODER, ENCODER, BOTH = "a decoder", "an encoder", "an encoder-decoder"
@@ -172,7 +174,7 @@ class Run:
         read = [self.data.batch(at.step * given.accumulate + i, *ranks.rows) for i in range(given.accumulate)]
         batches = [ranks.cut(batch).to(self.model.device) for batch in read]
         every = self.recipe.run.norms_every
-        watched = Watched(self.model) if every and (at.step + 1) % every == 0 else None
+        watched = Watched(self.model, ranks) if every and (at.step + 1) % every == 0 else None
         made = train_step(
             self.model,
             batches,
@@ -211,7 +213,7 @@ class Run:
         """Bytes of the validation text for each of its targets; None where the model writes no text."""
         data = self.recipe.data
         unwritten = data.preferences or data.objective in ("masked", "spans", "contrastive")
-        if unwritten or self.vocabulary.tokenizer is None:
+        if unwritten:
             return None
         lengths_V, nbytes, counted = self.vocabulary.byte_lengths(), 0, 0
         for batch in self.data.validation():
@@ -220,10 +222,10 @@ class Run:
         return nbytes / counted if counted else None
 
 
-def prepare(recipe: Recipe, divide: Callable[[Model], Model] = lambda model: model, device: torch.device = HOST) -> Run:
-    """Returns a run at its beginning: data read, model built, initialised, and divided over devices by `divide`.
+def prepare(recipe: Recipe, divide: Callable[[Model], Model] | None = None, device: torch.device = HOST) -> Run:
+    """Returns a run at its beginning: data read, and the model built, initialised on the host and put on `device`.
 
-    `device` is where that leaves the model.
+    The same weights begin on every device. Where many processes have it, `divide` puts this one's part there.
     """
     if recipe.step.offload:
         require_apart(device)
@@ -243,9 +245,12 @@ def prepare(recipe: Recipe, divide: Callable[[Model], Model] = lambda model: mod
         if recipe.data.objective == "contrastive":
             start_temperature(model)
     Routing(model, recipe.experts)  # refuses losses of experts that are not there
+    if divide is None:
+        model.to(device)
     if recipe.data.preferences:
         data = with_references(recipe, data, model)
-    model = divide(model)
+    if divide is not None:
+        model = divide(model)
     recompute_blocks(model, recipe.step.checkpointing)
     said = ""
     if recipe.step.precision == "auto":
@@ -363,7 +368,7 @@ def run(
     """
     require_startable(recipe, resume=resume)
     last = last_checkpoint(recipe) if resume else None
-    made = prepare(settled(recipe, last))
+    made = prepare(settled(recipe, last), device=device_of(recipe.run.device))
     if last is not None:
         made.position = load_state(last, made.model, made.optimizer)
     if resume:
@@ -466,11 +471,16 @@ class Loop:
 
     def _sampled(self, log: Any, sample: Sample) -> None:  # noqa: ANN401
         begun = time.perf_counter()
+        written = self.write(sample)
+        self._paused += time.perf_counter() - begun
+        self._say(log, Progress(step=self.run.position.step, steps=self.settings.steps, sample=written))
+
+    def write(self, sample: Sample) -> str:
+        """Returns what the model writes."""
         self.run.model.eval()
         written = sample(self.run)
         self.run.model.train()
-        self._paused += time.perf_counter() - begun
-        self._say(log, Progress(step=self.run.position.step, steps=self.settings.steps, sample=written))
+        return written
 
     def save(self) -> None:
         """Writes a checkpoint, then removes those beyond the number that is kept."""

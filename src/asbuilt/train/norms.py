@@ -8,7 +8,10 @@ import torch
 from torch import Tensor
 
 from asbuilt.nn.model import Model
+from asbuilt.spec.part import stored_weights
 from asbuilt.train.optimizer import trainable
+from asbuilt.train.ranks import ALONE, Ranks
+from asbuilt.train.step import local
 
 
 @dataclass(frozen=True)
@@ -20,19 +23,28 @@ class Norms:
 
 
 class Watched:
-    """The weights before a step, to compare with those after it."""
+    """The weights before a step, of which this process may have parts, to compare with those after it."""
 
-    def __init__(self, model: Model) -> None:
-        self.held = trainable(model)
-        self.before: list[Tensor] = [one.parameter.detach().clone() for one in self.held]
+    def __init__(self, model: Model, ranks: Ranks = ALONE) -> None:
+        self.held, self.ranks, self.device = trainable(model), ranks, model.device
+        self.paths = [path for path, *_ in stored_weights(model.spec)]  # the same on all ranks
+        self.before: list[Tensor] = [local(one.parameter.detach()).clone() for one in self.held]
 
     @torch.no_grad()
     def norms(self) -> Norms:
         """Returns the norms after the step; an update of weights that were all 0 is measured against the new ones."""
-        gradients, updates = {}, {}
+        place = {path: i for i, path in enumerate(self.paths)}
+        # of each path: how often it is here, and the squares of gradient, update, and weights before and after
+        sums = torch.zeros(len(place), 5, dtype=torch.float64, device=self.device)
         for one, before in zip(self.held, self.before, strict=True):
-            grad = one.parameter.grad
-            gradients[one.path] = 0.0 if grad is None else float(grad.norm())
-            size = float(before.norm()) or float(one.parameter.norm())
-            updates[one.path] = float((one.parameter - before).norm()) / size if size else 0.0
+            after, grad = local(one.parameter), one.parameter.grad
+            parts = torch.zeros(1) if grad is None else local(grad), after - before, before, after
+            found = [one.double().square().sum() for one in parts]
+            sums[place[one.path]] = torch.stack([torch.ones_like(found[1]), *found]) / self.ranks.copies(one.parameter)
+        gradients, updates = {}, {}
+        for path, (here, *squares) in zip(self.paths, self.ranks.added(sums).tolist(), strict=True):
+            if here:
+                gradient, update, old, new = (square**0.5 for square in squares)
+                gradients[path] = gradient
+                updates[path] = update / size if (size := old or new) else 0.0
         return Norms(gradients, updates)

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from asbuilt.errors import InputError
-
-HOST = torch.device("cpu")
+from asbuilt.train.device import HOST
 
 
 class Offloaded:
@@ -59,7 +58,7 @@ def require_apart(device: torch.device) -> None:
             field="step.offload",
             value=True,
             allowed="false",
-            fix="leave it out; optimizer.name=adamw-8bit takes less memory; on CUDA devices start it by torchrun",
+            fix="leave it out; optimizer.name=adamw-8bit takes less memory; run.device=cuda where there is a GPU",
         )
 
 

@@ -16,8 +16,9 @@ from asbuilt.nn.build import built_parameters
 from asbuilt.nn.model import Model
 from asbuilt.plan.train.optimizers import orthogonal
 from asbuilt.spec.part import Role, stored_weights
+from asbuilt.train.device import HOST
 from asbuilt.train.eight_bit import AdamW8bit
-from asbuilt.train.offload import HOST, Offloaded
+from asbuilt.train.offload import Offloaded
 from asbuilt.train.settings import Optimizer as Settings
 from asbuilt.train.width import Scales, scales
 
@@ -74,10 +75,19 @@ class Optimizers:
         for one, _ in self.made:
             for group in one.param_groups:
                 for stepped in group["params"]:
-                    one.state[stepped] = states.get(self._original(stepped), {})
+                    state = states.get(self._original(stepped), {})
+                    one.state[stepped] = _placed(state, stepped.device, bool(group.get("fused")))
 
     def _original(self, stepped: Tensor) -> Tensor:
         return stepped if self.offloaded is None else self.offloaded.originals[stepped]
+
+
+def _placed(state: Mapping[str, Any], device: torch.device, fused: bool) -> dict[str, Any]:
+    """Returns a state on a device; the number of steps stays on the host, unless a fused kernel counts them."""
+    return {
+        name: value.to(device) if isinstance(value, Tensor) and (fused or name != "step") else value
+        for name, value in state.items()
+    }
 
 
 def _step_divided(one: torch.optim.Optimizer, excess: Tensor) -> None:

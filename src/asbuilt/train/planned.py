@@ -8,6 +8,7 @@ from asbuilt.catalog.machine import Machine
 from asbuilt.errors import InputError
 from asbuilt.plan.train import TrainPlan, train
 from asbuilt.spec import Model
+from asbuilt.train.device import HOST
 from asbuilt.train.divisible import (
     copies,
     require_context,
@@ -17,7 +18,7 @@ from asbuilt.train.divisible import (
     tensor_share,
 )
 from asbuilt.train.loss import chunk_rows
-from asbuilt.train.offload import HOST, require_apart
+from asbuilt.train.offload import require_apart
 from asbuilt.train.recipe import Recipe
 from asbuilt.train.settings import Precision
 

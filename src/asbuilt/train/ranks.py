@@ -67,6 +67,14 @@ class Ranks:
         """Returns the least value of any process."""
         return value
 
+    def copies(self, parameter: Tensor) -> int:
+        """Returns how many processes hold the same part of a parameter."""
+        return 1
+
+    def added(self, tensor: Tensor) -> Tensor:
+        """Returns the sum of the tensors of all processes."""
+        return tensor
+
     def share(self, batch: Batch) -> Batch:
         """Returns this rank's share of a batch."""
         return batch

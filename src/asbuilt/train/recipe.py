@@ -130,7 +130,7 @@ def _suggested(key: str, where: str, hints: dict[str, Any]) -> str:
         return hint
     sections = get_type_hints(Recipe)
     elsewhere = [name for name, kind in sections.items() if key in get_type_hints(kind)]
-    return f"it is {elsewhere[0]}.{key}" if elsewhere and where else f"known are {one_of(hints)}"
+    return f"it is {elsewhere[0]}.{key}" if elsewhere else f"known are {one_of(hints)}"
 
 
 def _value(value: Any, hint: Any, where: str) -> Any:  # noqa: ANN401  what TOML holds

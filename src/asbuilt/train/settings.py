@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -21,7 +22,9 @@ Packing = Literal["stream", "documents", "single"]
 PACKINGS: tuple[Packing, ...] = get_args(Packing)
 Plot = Literal["", "svg", "png"]
 PLOTS: tuple[Plot, ...] = get_args(Plot)
-UNPADDED = ("spans", "prefix-encoder", "pairs", "contrastive")  # objectives whose rows are made of one text
+DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
+WITH_SOURCE = ("spans", "prefix-encoder", "pairs")  # objectives of encoder-decoders
+UNPADDED = (*WITH_SOURCE, "contrastive")  # objectives whose rows are made of one text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +57,7 @@ class Optimizer:
         for name in ("lr", "muon_lr", "eps", "weight_decay", "clip"):
             value = getattr(self, name)
             if not 0.0 <= value < 1e6:
-                raise InputError(field=f"optimizer.{name}", value=value, allowed="a number of at least 0")
+                raise InputError(field=f"optimizer.{name}", value=value, allowed="a number from 0 to below 1,000,000")
         if len(self.betas) != 2 or not all(0.0 <= beta < 1.0 for beta in self.betas):
             raise InputError(field="optimizer.betas", value=self.betas, allowed="two numbers from 0 to below 1")
 
@@ -240,6 +243,8 @@ class Loop:
     """Steps of the whole run."""
     seed: int = 1
     """Seed of the weights and of the order of the data."""
+    device: str = "auto"
+    """auto: the first CUDA GPU if there is one, else the processor; cpu, cuda, cuda:1. Under torchrun one GPU each."""
     out: str = "run"
     """Folder of the run: checkpoints, log.jsonl, recipe.toml and the exported model."""
     log_every: int = 10
@@ -276,6 +281,8 @@ class Loop:
         require_among("run.plot", self.plot, PLOTS)
         if self.sample_every and not self.prompt:
             raise InputError("empty", field="run.prompt", allowed="at least one token")
+        if not DEVICE.fullmatch(self.device):
+            raise InputError(field="run.device", value=self.device, allowed="auto, cpu, cuda or cuda:N")
         if not self.out:
             raise InputError("missing", field="run.out", allowed="a folder")
 

@@ -37,11 +37,11 @@ def run(
             )
         if recipe.step.compile:
             raise InputError("needs a process alone", field="step.compile", value=True, allowed="false under torchrun")
-        for name in ("norms_every", "sample_every"):  # no process has the whole model
-            if asked := getattr(recipe.run, name):
-                raise InputError("needs a process alone", field=f"run.{name}", value=asked, allowed="0 under torchrun")
-
-        return run_many(recipe, resume=resume, report=report)
+        given = recipe.parallel
+        if recipe.run.sample_every and max(given.tensor, given.pipeline, given.expert, given.context) > 1:
+            problem = "samples need ranks that share batches alone (parallel.shard)"
+            raise InputError(problem, field="run.sample_every", value=recipe.run.sample_every, allowed="0")
+        return run_many(recipe, resume=resume, report=report, sample=sample)
     for name in ("ranks", "shard", "tensor", "pipeline", "context", "expert"):
         asked = getattr(recipe.parallel, name)
         if asked > 1:

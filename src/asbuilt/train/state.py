@@ -115,14 +115,14 @@ def load_state(checkpoint: Path, model: Model, optimizer: Optimizers) -> Positio
         for path, tensor in changing(model).items():
             tensor.copy_(weights[path])
     optimizer.restore(restored)
-    _restore_random(state)
+    _restore_random(state, model.device)
     return Position(**document["position"])
 
 
 def _optimizer_state(model: Model, optimizer: Optimizers) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Returns the state of every parameter, as tensors under `path/name`, and its numbers by path."""
     paths: dict[Tensor, str] = {parameter: path for path, parameter in model.named_parameters()}
-    tensors: dict[str, Tensor] = dict(_random_state())
+    tensors: dict[str, Tensor] = dict(_random_state(model.device))
     numbers: dict[str, Any] = {}
     for parameter, held in optimizer.states():
         for name, value in held.items():
@@ -150,17 +150,17 @@ def _restored(
     return restored
 
 
-def _random_state() -> Iterator[tuple[str, Tensor]]:
+def _random_state(device: torch.device) -> Iterator[tuple[str, Tensor]]:
     yield f"{RANDOM}cpu", torch.get_rng_state()
-    if torch.cuda.is_available():
-        yield f"{RANDOM}cuda", torch.cuda.get_rng_state()
+    if device.type == "cuda":
+        yield f"{RANDOM}cuda", torch.cuda.get_rng_state(device)
 
 
-def _restore_random(state: dict[str, Tensor]) -> None:
+def _restore_random(state: dict[str, Tensor], device: torch.device) -> None:
     if f"{RANDOM}cpu" in state:  # a run of many processes draws nothing, and has none
         torch.set_rng_state(state[f"{RANDOM}cpu"])
-    if torch.cuda.is_available() and f"{RANDOM}cuda" in state:
-        torch.cuda.set_rng_state(state[f"{RANDOM}cuda"])
+    if device.type == "cuda" and f"{RANDOM}cuda" in state:
+        torch.cuda.set_rng_state(state[f"{RANDOM}cuda"], device)
 
 
 def require_alike(own: dict[str, Tensor], found: dict[str, Tensor], where: Path) -> None:

@@ -15,26 +15,23 @@ from torch import Tensor
 
 from asbuilt.checkpoint.source import Source
 from asbuilt.errors import InputError
-from asbuilt.files import read_regular, require_regular
+from asbuilt.files import require_regular
 from asbuilt.text import sources
-from asbuilt.text.tokenizer import BYTE_OF, TOKENIZER, Tokenizer
+from asbuilt.text.tokenizer import BYTE_OF, Tokenizer
 from asbuilt.train.batch import Batch
 from asbuilt.train.draws import drawing
 from asbuilt.train.settings import Data as Settings
 
 LARGEST = 1 << 30  # bytes of a text in memory
-LARGEST_TOKENIZER = 1 << 27
 VALIDATED = 64  # sequences of a batch of validation
 CHARACTER_OF = {byte: character for character, byte in BYTE_OF.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """A tokenizer for training: how many tokens it has, its tokenizer.json, and the ids of a text in memory."""
+    """A tokenizer for training, and the ids of a text in memory."""
 
-    n_vocab: int
-    document: dict[str, Any]
-    tokenizer: Tokenizer | None = None
+    tokenizer: Tokenizer
     source: Source | None = None
     """The checkpoint whose tokenizer it is."""
     beside: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -42,14 +39,24 @@ class Vocabulary:
     ids: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
 
     @property
+    def n_vocab(self) -> int:
+        """Number of tokens."""
+        return self.tokenizer.n_vocab
+
+    @property
     def end_id(self) -> int | None:
         """The token that ends a text, if it has one."""
-        return self.tokenizer.eos_ids[0] if self.tokenizer is not None and self.tokenizer.eos_ids else None
+        return self.tokenizer.eos_ids[0] if self.tokenizer.eos_ids else None
+
+    @property
+    def pad_id(self) -> int | None:
+        """The token that pads, with which a decoder's text begins too, if there is one."""
+        named = self.tokenizer.named.get("pad_token")
+        return next((id_ for id_, token in self.tokenizer.special_tokens.items() if token.content == named), None)
 
     def byte_lengths(self) -> Tensor:
         """Returns how many bytes of text each token is, (V,): 0 for control tokens."""
         known = self.tokenizer
-        assert known is not None
         tokens = [None if known.is_special(id_) else known.token(id_) for id_ in range(self.n_vocab)]
         return torch.tensor([0 if token is None else len(known.spelled(token)) for token in tokens])
 
@@ -125,21 +132,14 @@ def vocabulary_of(settings: Settings, text: str) -> Vocabulary:
     if settings.tokenizer == "characters":
         known = sorted(set(text))
         place = {character: i for i, character in enumerate(known)}
-        document, ids = character_tokens(known), torch.tensor([place[character] for character in text])
-        return Vocabulary(
-            n_vocab=len(document["model"]["vocab"]), document=document, tokenizer=_tokenizer(document), ids=ids
-        )
+        ids = torch.tensor([place[character] for character in text])
+        return Vocabulary(tokenizer=_tokenizer(character_tokens(known)), ids=ids)
     if settings.tokenizer == "bytes":
         raw = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).long()
         characters = [CHARACTER_OF[byte] for byte in range(256)]
-        document = _byte_level(characters, [])
-        return Vocabulary(n_vocab=256, document=document, tokenizer=_tokenizer(document), ids=raw)
-    path = Path(settings.tokenizer)
-    file = path / TOKENIZER if path.is_dir() else path
-    document = json.loads(read_regular(file, LARGEST_TOKENIZER, "data.tokenizer"))
-    tokenizer = Tokenizer.from_file(file.parent)
-    ids = torch.tensor(tokenizer.encode(text))
-    return Vocabulary(n_vocab=tokenizer.n_vocab, document=document, tokenizer=tokenizer, ids=ids)
+        return Vocabulary(tokenizer=_tokenizer(_byte_level(characters, [])), ids=raw)
+    tokenizer = Tokenizer.from_file(settings.tokenizer)
+    return Vocabulary(tokenizer=tokenizer, ids=torch.tensor(tokenizer.encode(text)))
 
 
 def _tokenizer(document: dict[str, Any]) -> Tokenizer:

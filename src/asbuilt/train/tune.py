@@ -96,7 +96,7 @@ def chat_data(recipe: Recipe) -> tuple[PairData[Row] | PairData[Pair], Vocabular
     if tokenizer is None:
         raise InputError("has no tokenizer", field="model.source", value=recipe.model.source)
     given, writer = recipe.data, Writer.of(tokenizer, source.eos_ids)
-    vocabulary = Vocabulary(n_vocab=tokenizer.n_vocab, document={}, tokenizer=tokenizer, source=source)
+    vocabulary = Vocabulary(tokenizer=tokenizer, source=source)
     if given.chat:
         rows, cut = read_chats(Path(given.chat), writer, given.context)
         return _divided(rows, Answers(), recipe), vocabulary, cut.note

@@ -20,6 +20,7 @@ from asbuilt import spec
 from asbuilt.errors import InputError
 from asbuilt.nn.model import Model
 from asbuilt.train.batch import IGNORED, Batch, Preferences
+from asbuilt.train.device import device_of
 from asbuilt.train.divisible import copies, require_shares
 from asbuilt.train.many.context import Sequences
 from asbuilt.train.many.extent import Extent
@@ -98,13 +99,13 @@ class Group(Ranks):
     pipeline: Pipeline | None = None
     sequences: Sequences | None = None
 
-    def __init__(self, at: Arrangement, device: str) -> None:
-        self.at = at
+    def __init__(self, at: Arrangement, device: torch.device) -> None:
+        self.at, self.device = at, device
         self.shard, self.tensor, self.expert, self.stages = at.shard, at.tensor, at.expert, at.stages
         self.chunks = at.chunks
         dense, spread = (at.stages, *at[:3]), (at.stages, *at.of_experts, at.expert, at.tensor)
-        self.mesh = mesh = init_device_mesh(device, dense, mesh_dim_names=MESH)
-        self.spread = init_device_mesh(device, spread, mesh_dim_names=(*MESH[:3], "expert", "tensor"))
+        self.mesh = mesh = init_device_mesh(device.type, dense, mesh_dim_names=MESH)
+        self.spread = init_device_mesh(device.type, spread, mesh_dim_names=(*MESH[:3], "expert", "tensor"))
         self.stage, self.neighbours = mesh.get_local_rank("stage"), mesh.get_group("stage")
         self.data, self.experts = mesh["replicate", "shard"], self.spread["replicate", "shard"]
         self.everyone = self.data._flatten("data").get_group()  # with whom this rank shares batches
@@ -117,12 +118,6 @@ class Group(Ranks):
             self.sequences = Sequences(along.get_group("context"), along.get_local_rank("context"), at.context)
         self.first = dist.get_rank() == 0
         self.together = dist.get_world_size() // self.count
-
-    @property
-    def device(self) -> torch.device:
-        """The device of this process."""
-        kind = self.mesh.device_type
-        return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
 
     def total(self, value: float) -> float:
         """Returns the sum of the ranks' values."""
@@ -203,6 +198,15 @@ class Group(Ranks):
         dist.all_reduce(made, dist.ReduceOp.MIN)
         return int(made)
 
+    def copies(self, parameter: Tensor) -> int:
+        """Returns how many processes hold the same part of a parameter."""
+        return self.held.copies[parameter]
+
+    def added(self, tensor: Tensor) -> Tensor:
+        """Returns the sum of the tensors of all processes."""
+        dist.all_reduce(tensor)
+        return tensor
+
     def share(self, batch: Batch) -> Batch:
         """Returns this rank's share of a batch; a rank for which there is no row has one without targets.
 
@@ -245,18 +249,15 @@ def restarted() -> bool:
 def joined(recipe: Recipe) -> Iterator[Group]:
     """Yields the processes of a run, connected; raises InputError if they cannot be arranged as its recipe says."""
     arrangement = arranged(recipe, int(os.environ["WORLD_SIZE"]))
-    own = not dist.is_initialized()
-    cuda = torch.cuda.is_available()
+    own, device = not dist.is_initialized(), device_of(recipe.run.device, alone=False)
     if own:
-        if cuda:
-            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         # torchrun keeps its store when it starts processes again, and with it the addresses of those that are gone
         store, rank, size = next(rendezvous("env://"))
         attempt = PrefixStore(f"attempt {os.environ.get(RESTARTS, '0')}", store)
-        backend = "cuda:nccl,cpu:gloo" if cuda else "gloo"
+        backend = "cuda:nccl,cpu:gloo" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=attempt, rank=rank, world_size=size)
     try:
-        yield Group(arrangement, "cuda" if cuda else "cpu")
+        yield Group(arrangement, device)
     finally:
         if own:
             dist.destroy_process_group()
