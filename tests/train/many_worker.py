@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from rank_memory import measured
+from rank_memory import Same, measured
 from traffic import Traffic
 
 from asbuilt.train.many import loop
@@ -27,12 +27,14 @@ class Killed(BaseException):
 
 
 class Watched(loop.Loop):
-    """A loop whose processes all die before a step, or whose steps' traffic and memory are measured, the last's kept."""
+    """A loop whose processes all die before a step, or whose last step's traffic or memory is measured."""
 
     dies, sent, memory = 0, "", ""
 
     def stepped(self) -> Stepped:
         at = self.run.position.step
+        if self.memory and not at:
+            self.run.data = Same(self.run)
         if at and at == self.dies:
             raise Killed
         if self.memory and at == self.run.recipe.run.steps - 1:

@@ -41,14 +41,12 @@ def measured(run: Run, step: Callable[[], Stepped]) -> tuple[Stepped, dict[str, 
 
     The optimizer's counters of steps are left out.
     """
-    data, run.data = run.data, Same(run)
     weights = sum(local(p).nbytes for p in run.model.parameters())
     moments = sum(local(x).nbytes for x in _moments(run))
     saved = saved_bytes(run)
     run.optimizer.zero_grad()
     made = list[Stepped]()
     peak = most(changes(lambda: made.append(step())))
-    run.data = data
     gradients = sum(local(p.grad).nbytes for p in run.model.parameters() if p.grad is not None)
     return made[0], {"state": weights + gradients + moments, "saved": saved, "peak": peak + weights + moments}
 
