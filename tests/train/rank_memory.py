@@ -126,7 +126,8 @@ def _allocations(events: list[Any], *, inside: bool) -> Iterator[tuple[int, int,
     for event in events:
         if event.name == "[memory]":
             yield event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size, inside
-        yield from _allocations(event.children, inside=inside or event.name == COLLECTIVE)
+        own = event.name == COLLECTIVE or event.name.startswith("gloo:")
+        yield from _allocations(event.children, inside=inside or own)
 
 
 def _moments(run: Run) -> Iterator[Tensor]:

@@ -9,10 +9,12 @@ its shard, and beside it
   (`wait_for_unshard`); backward, until its own is, after which that of the next block is gathered
   (`_backward_prefetch`). What lies outside the blocks is copied out from the first block's pass to the end of the last;
 - once gradients have been computed, those in full (`unsharded_param.grad`), outside the blocks until the end of the
-  backward pass; then a second copy, in the dtype of gradients, that is reduced and scattered, and this rank's share
-  (`foreach_reduce`). The copy stays until the next group scatters its own (`reduce_scatter_states`).
+  backward pass; then a second copy, in the dtype of gradients, that is reduced and scattered (`foreach_reduce`). It
+  stays until the next group scatters its own (`reduce_scatter_states`).
 
 A group of one rank has no buffer, but a copy of its weights, and its gradients are those of the state.
+
+Saved tensors are counted as if all were there: what is gone by the time of a moment, or not yet saved, is taken off it.
 """
 
 from __future__ import annotations
@@ -20,8 +22,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
-
-from asbuilt.plan.train.shares import split
 
 if TYPE_CHECKING:
     from asbuilt.plan.train.optimizers import Recipe, State
@@ -37,7 +37,7 @@ Kind = Literal["loss", "block", "gradient"]
 class Moment:
     """Bytes beside state and saved tensors: weights gathered, gradients not yet scattered, and working memory.
 
-    It is in the loss, in a block's backward pass, or while gradients outside the blocks are computed.
+    It is in the loss, in a block's pass, or while gradients outside the blocks are computed.
     """
 
     kind: Kind
@@ -58,7 +58,6 @@ class Group(NamedTuple):
     buffer: int = 0
     gradients: int = 0
     reduced: int = 0
-    share: int = 0
 
     @classmethod
     def of(cls, state: State, recipe: Recipe, ranks: int) -> Group:
@@ -69,13 +68,7 @@ class Group(NamedTuple):
             buffer=0 if alone else state.weights,
             gradients=0 if alone else scattered * recipe.weight_width // recipe.gradient_width,
             reduced=scattered,
-            share=split(scattered, ranks),
         )
-
-    @property
-    def scattering(self) -> int:
-        """Gradients while they are scattered."""
-        return self.gradients + self.reduced + self.share
 
 
 def moments(stage: StageMemory) -> Iterator[Moment]:
@@ -90,31 +83,37 @@ def moments(stage: StageMemory) -> Iterator[Moment]:
 
 
 def _of_fsdp(stage: StageMemory) -> Iterator[Moment]:
-    """The loss and its backward pass, a block's and its end, and the end of the step's backward pass."""
-    section, offloaded = stage.section, stage.job.offloads_activations
+    """The first and the last block's pass, the loss, and the backward passes of loss, blocks and embedding."""
+    section, saved = stage.section, stage.saved
     root = _sum(_group(stage, piece.dense) for piece in section.outer)
     late = (stage.shares.copied, stage.shares.after.dense) if section.stage.last else ()
     waiting = sum(_group(stage, state).gradients for state in late)  # from the loss on
     block, several = _largest(stage), sum(count for _, count in section.kinds) > 1
-    # a block's gradients are scattered when what it had saved is gone
-    kept = 0 if offloaded else min(kind.kept[stage.job.checkpointing] for kind, _ in section.kinds)
-    saved = stage.outside + (0 if offloaded else stage.activations)
+    coming, before = (block.buffer, block.reduced) if several else (0, 0)
+    kept = 0 if stage.job.offloads_activations else min(kind.kept[stage.job.checkpointing] for kind, _ in section.kinds)
+    # the buffer of the group before is held until a group's weights are copied out
+    yield _without(saved, "block", root.weights + root.buffer + block.buffer + block.weights)
+    yield _without(kept, "block", root.weights + coming + block.buffer + block.weights)
     yield Moment(kind="loss", gathered=root.weights, working=stage.loss_peak)
     yield Moment(kind="gradient", gathered=root.weights, working=stage.head_peak)
     yield Moment(
         kind="block",
         gathered=root.weights + block.weights + block.buffer,
-        scattered=waiting + (max(0, block.reduced - kept) if several else 0),
+        scattered=waiting + max(0, before - kept),  # as much is gone as the block before had saved
         working=stage.recompute_peak,
     )
-    yield Moment(
-        kind="block",
-        gathered=root.weights + (block.buffer if several else 0),
-        scattered=max(0, waiting + block.scattering + stage.shares.stream - kept),
-    )
+    scattering = waiting + block.gradients + block.reduced + stage.shares.stream
+    yield _without(kept, "block", root.weights + coming, scattering)
+    encoder = coming if stage.encoded else 0  # its last block's, whose pass is next
     computed = root.gradients + block.reduced + _tables(stage)
-    yield Moment(kind="gradient", gathered=root.weights, scattered=max(0, computed - saved))
-    yield Moment(kind="gradient", scattered=max(0, root.scattering - saved))
+    yield _without(saved - stage.encoded, "gradient", root.weights + encoder, computed)
+    yield _without(saved, "gradient", 0, root.gradients + root.reduced)
+
+
+def _without(absent: int, kind: Kind, gathered: int, scattered: int = 0) -> Moment:
+    """Returns a moment at which so many bytes of saved tensors are not there: they are taken off the rest."""
+    left = max(0, scattered - absent)
+    return Moment(kind=kind, gathered=max(0, gathered - max(0, absent - scattered)), scattered=left)
 
 
 def _tables(stage: StageMemory) -> int:

@@ -74,7 +74,7 @@ class Piece:
 class Shares:
     """The pieces of a model: `blocks` in order, as numbers of the `kinds` of piece they are of.
 
-    `rows` of a micro-batch is 0 where only a number of parameters is known.
+    The kinds `encoding` are an encoder's, whose backward pass is after that of the embedding's other use. `rows` of a micro-batch is 0 where only a number of parameters is known.
     """
 
     before: Piece
@@ -85,6 +85,7 @@ class Shares:
     stream: int  # bytes of the residual stream of one micro-batch
     logits: int  # bytes of its logits in float32
     rows: int
+    encoding: tuple[int, ...] = ()
 
 
 def shares(
@@ -98,10 +99,12 @@ def shares(
     root = view.tree(at.placement)
     kinds: dict[str, int] = {}
     pieces: list[Piece] = []
+    encoding: list[int] = []
     before, after = Piece(), Piece()
     for node, encoded in _pieces(root):
         if isinstance(node.whole, Block):
             kinds[node.path] = len(pieces)
+            encoding += [len(pieces)] if encoded else []
             runs = encoded or spec.runs_block(node.whole, at.run)
             pieces.append(fold.piece(node) if runs else fold.idle(node))
             continue
@@ -123,6 +126,7 @@ def shares(
         stream=split(stream, at.by_tokens),
         logits=_logits(spec, root, replace(local, width=LOGITS_WIDTH), at),
         rows=local.rows,
+        encoding=tuple(encoding),
     )
 
 

@@ -254,6 +254,18 @@ class StageMemory:
         """Bytes that the blocks save for the backward pass, of all micro-batches in flight."""
         return split(self.chunks_in_flight * self.kept, self.job.interleave)
 
+    @property
+    def saved(self) -> int:
+        """Bytes saved on the device, in the blocks and outside them, of all micro-batches in flight."""
+        return self.outside + (0 if self.job.offloads_activations else self.activations)
+
+    @property
+    def encoded(self) -> int:
+        """Bytes of them that an encoder's blocks save, which are there still when all others have been used."""
+        stage, way = self.section.stage, self.job.checkpointing
+        mine = sum(n * self.shares.kinds[kind].kept[way] for kind, n in stage.blocks if kind in self.shares.encoding)
+        return 0 if self.job.offloads_activations else split(self.chunks_in_flight * mine, self.job.interleave)
+
     @cached_property
     def outside(self) -> int:
         """Bytes saved outside the blocks, and of tensors that blocks share, or need again when they are repeated."""
@@ -308,8 +320,7 @@ class StageMemory:
         if not self.section.stage.last or self.layout.zero >= 2:
             return 0
         tied = self.shares.copied.gradients
-        gone = self.outside + (0 if self.job.offloads_activations else self.activations)
-        alone = TABLES_ALIVE * tied - gone if self.section.stage.first else 0
+        alone = TABLES_ALIVE * tied - (self.saved - self.encoded) if self.section.stage.first else 0
         return max(self.head_peak, alone)
 
     @property
