@@ -74,7 +74,8 @@ class Piece:
 class Shares:
     """The pieces of a model: `blocks` in order, as numbers of the `kinds` of piece they are of.
 
-    The kinds `encoding` are an encoder's, whose backward pass is after that of the embedding's other use. `rows` of a micro-batch is 0 where only a number of parameters is known.
+    The kinds `encoding` are an encoder's, whose backward pass is after that of the embedding's other use. `rows` of a
+    micro-batch is 0 where only a number of parameters is known.
     """
 
     before: Piece

@@ -1,7 +1,8 @@
 """Dividing a model over ranks: layers by tensor parallelism, experts; weights, gradients and optimizer state by FSDP2.
 
 FSDP2 gathers each block while it runs, forward and backward; what lies outside the blocks is gathered once per
-micro-batch. With one rank per copy, nothing is gathered and gradients are summed over the copies.
+micro-batch. With one rank per copy, FSDP2 copies weights in place of gathering them, and gradients are summed over the
+copies: a block's copy is there while it runs alone.
 """
 
 from __future__ import annotations
