@@ -19,6 +19,7 @@ from asbuilt.families import gpt2, llama, mixtral
 from asbuilt.plan import Options, Subject
 from asbuilt.plan.network import Network, ring
 from asbuilt.plan.placement import arrange, divisors
+from asbuilt.plan.train.moments import moments
 from asbuilt.plan.train.plan import plan
 from asbuilt.plan.train.report import document
 from asbuilt.plan.train.stages import StageMemory
@@ -176,8 +177,8 @@ CASES: dict[str, tuple[Model, dict[str, Any], dict[str, float]]] = {
         {"gpus": 2, "accumulate": 4, "zero": 3},
         {
             "state_bytes.weights": 251_456,
-            # two blocks of 61,696 and what is outside, 256,128, are there whole: 379,520, half of it the rank's own
-            "per_device_bytes": 3_484_800,  # 3,546,496 - 251,456 + 189,760
+            # beside half of the state, 2,011,648, the loss has a copy of what is outside the blocks, 256,128
+            "per_device_bytes": 3_487_104,  # 2,011,648 + 256,128 + 432,128 + 19,200 + 768,000
             # a micro-batch gathers 1,005,824 - 256,128 and scatters 502,912: half of 4 x 1,252,608
             "communication.data.bytes": 2_505_216,
             "communication.data.seconds": 25.05216e-6,
@@ -614,37 +615,107 @@ def test_the_first_stages_have_one_block_more() -> None:
     assert [sum(n for _, n in section.stage.blocks) for section in stages] == [8] * 14 + [7] * 2
 
 
-def test_what_is_gathered_and_scattered_of_experts() -> None:
-    """A block has dense weights of 25,344 bytes and experts of 147,456, the table 128,000, head and norm 128,128.
+# Outside the blocks are 256,128 bytes: the table's 128,000, and the norm's and the head's 128,128, whose gradients wait
+# from the loss on. A sparse block has 25,344 bytes and experts of 147,456, in all 172,800; with full checkpointing it
+# keeps its input, 8,192 bytes, and four of them with what is outside 51,968. The head's own backward pass has half a
+# tensor of logits, 128,000, beside the gradient; a block's end the gradient of the stream, 8,192.
+FSDP: dict[str, tuple[dict[str, Any], list[tuple[str, int, int]]]] = {
+    "two ranks": (
+        {"gpus": 2},
+        [
+            ("block", 2 * 256_128 + 2 * 172_800 - 51_968, 0),  # both buffers are there until the block is copied out
+            ("block", 256_128 + 3 * 172_800 - 8_192, 0),  # as are those of the last two
+            ("loss", 256_128, 0),
+            ("gradient", 256_128, 0),
+            ("block", 256_128 + 2 * 172_800, 128_128 + 172_800 - 8_192),  # copied out; the next; scattered of the last
+            ("block", 256_128 + 172_800, 128_128 + 2 * 172_800 + 8_192 - 8_192),
+            ("gradient", 256_128, 256_128 + 172_800 - 51_968),
+            ("gradient", 0, 2 * 256_128 - 51_968),
+        ],
+    ),
+    "experts of two ranks, one of them a rank's": (
+        {"gpus": 2, "ep": 2},  # 73,728 bytes of experts, which no other rank has: copied, but not through a buffer
+        [
+            ("block", 2 * 256_128 + 2 * 25_344 + 73_728 - 51_968, 0),
+            ("block", 256_128 + 3 * 25_344 + 73_728 - 8_192, 0),
+            ("loss", 256_128, 0),
+            ("gradient", 256_128, 0),
+            ("block", 256_128 + 2 * 25_344 + 73_728, 128_128 + 25_344 + 73_728 - 8_192),
+            ("block", 256_128 + 25_344, 128_128 + 2 * 25_344 + 73_728),
+            ("gradient", 256_128, 256_128 + 99_072 - 51_968),
+            ("gradient", 0, 2 * 256_128 - 51_968),
+        ],
+    ),
+    "copies": (  # whose gradients are those of the state
+        {"gpus": 2, "hsdp": 1},
+        [
+            ("block", 256_128 + 172_800 - 51_968, 0),
+            ("block", 256_128 + 172_800 - 8_192, 0),
+            ("loss", 256_128, 0),
+            ("gradient", 256_128, 0),
+            ("block", 256_128 + 172_800, 172_800 - 8_192),
+            ("block", 256_128, 172_800),
+            ("gradient", 256_128, 172_800 - 51_968),
+            ("gradient", 0, 256_128 - 51_968),
+        ],
+    ),
+    "two ranks, gradients in float32": (
+        {"gpus": 2, "gradient_dtype": "fp32"},
+        [
+            ("block", 2 * 256_128 + 2 * 172_800 - 51_968, 0),
+            ("block", 256_128 + 3 * 172_800 - 8_192, 0),
+            ("loss", 256_128, 0),
+            ("gradient", 256_128, 0),
+            ("block", 256_128 + 2 * 172_800, 128_128 + 345_600 - 8_192),
+            ("block", 256_128 + 172_800, 128_128 + 172_800 + 345_600),
+            ("gradient", 256_128, 256_128 + 345_600 - 51_968),
+            ("gradient", 0, 256_128 + 512_256 - 51_968),
+        ],
+    ),
+}
 
-    Of two ranks each lacks half of two blocks and of what is outside: (2 x 25,344 + 256,128 + 2 x 147,456) / 2; and
-    half of the most gradients that wait at once: (128,128 + 147,456) / 2. Experts of two that have them all are there.
-    """
-    for options, gathered, scattered in (
-        ({"gpus": 2, "zero": 3}, 300_864, 137_792),
-        ({"gpus": 2, "zero": 2}, 0, 137_792),
-        ({"gpus": 2, "zero": 1}, 0, 0),
-        ({"gpus": 2, "zero": 3, "ep": 2}, 153_408, 64_064),
-    ):
-        stage = plan(Subject(SPARSE), MACHINE, Options(**{**BASE, **options})).trial.fullest
-        assert (stage.gathered, stage.scattered) == (gathered, scattered), options
+
+@pytest.mark.parametrize("name", FSDP)
+def test_what_fsdp_holds_at_each_moment(name: str) -> None:
+    options, expected = FSDP[name]
+    given = Options(**{**BASE, "zero": 3, "checkpointing": "full", **options})
+    stage = plan(Subject(SPARSE), MACHINE, given).trial.fullest
+    assert stage.activations + stage.outside == 51_968
+    assert [(one.kind, one.gathered, one.scattered) for one in moments(stage)] == expected
+    assert stage.moment == max(moments(stage), key=lambda one: one.gathered + one.scattered + one.working)
 
 
-def test_a_stage_of_one_block_gathers_no_second_one() -> None:
-    """Four stages over two ranks each: of 61,696 bytes of a block, 25,344 and 147,456 of a sparse one, half."""
-    for spec, gathered in ((DENSE, [94_848, 30_848, 30_848, 94_912]), (SPARSE, [150_400, 86_400, 86_400, 150_464])):
+def test_gradients_that_zero_2_scatters() -> None:
+    """Beyond a rank's half, of the most that wait at once, (128,128 + 147,456) / 2; of experts of its own none."""
+    for options, scattered in (({"zero": 2}, 137_792), ({"zero": 1}, 0), ({"zero": 2, "ep": 2}, 64_064)):
+        stage = plan(Subject(SPARSE), MACHINE, Options(**{**BASE, "gpus": 2, **options})).trial.fullest
+        assert (stage.gathered, stage.scattered) == (0, scattered), options
+
+
+def test_a_tied_table_has_three_gradients_at_the_end_of_the_backward_pass() -> None:
+    """The table's 128,000, positions of 4,096 and a norm of 256, and a block of 99,968 bytes. Four blocks keep 8,192
+    each, and 17,152 are saved outside them."""
+    given = Options(**{**BASE, "gpus": 2, "zero": 3, "checkpointing": "full"})
+    stage = plan(Subject(TIED), MACHINE, given).trial.fullest
+    saved, end = stage.activations + stage.outside, list(moments(stage))[-2]
+    assert (end.kind, end.gathered, end.scattered) == ("gradient", 132_352, 4_352 + 3 * 128_000 + 99_968 - saved)
+
+
+def test_a_stage_gathers_a_copy_of_its_weights() -> None:
+    """Four stages over two ranks each: a block of 61,696 bytes, a sparse one of 172,800, and what is outside."""
+    for spec, block in ((DENSE, 61_696), (SPARSE, 172_800)):
         options = Options(**{**BASE, "gpus": 8, "pp": 4, "zero": 3})
         every = every_section(Subject(spec).shares(options), 4)
         stages = [StageMemory(section=section, layout=options.layout, job=options.job(1)) for section in every]
-        assert [stage.gathered for stage in stages] == gathered
+        assert [stage.gathered for stage in stages] == [block + 128_000, block, block, block + 128_128]
 
 
 def test_of_unlike_blocks_the_largest_is_gathered() -> None:
-    """Two blocks without experts, 61,696 bytes, and two with: 25,344 and 147,456. Of two ranks each lacks half of
-    256,128 + 2 x 61,696 + 2 x 147,456, and of the gradients 128,128 + 147,456."""
+    """Two blocks without experts, 61,696 bytes, and two with, 172,800: one and the buffer of another beside 256,128."""
     mixed = replace(SPARSE, blocks=DENSE.blocks[:2] + SPARSE.blocks[:2])
-    stage = plan(Subject(mixed), MACHINE, Options(**{**BASE, "gpus": 2, "zero": 3})).trial.fullest
-    assert (stage.gathered, stage.scattered) == (337_216, 137_792)
+    given = Options(**{**BASE, "gpus": 2, "zero": 3, "checkpointing": "full"})
+    stage = plan(Subject(mixed), MACHINE, given).trial.fullest
+    assert list(moments(stage))[4].gathered == 256_128 + 2 * 172_800
 
 
 def test_tables_of_positions_are_kept_for_each_micro_batch_in_flight() -> None:

@@ -167,7 +167,8 @@ def test_a_pipeline_s_stage_gathers_its_weights_once_a_step() -> None:
     """Two ranks share each stage. The first has the table, 64,000, and two blocks, 61,696: 125,696 parameters."""
     found = made(gpus=4, pp=2, zero=3, accumulate=4, interleave=1)
     first = found.trial.stages[0]
-    assert (first.gathered, first.scattered) == (125_696, 125_696)  # 2 bytes each, beyond the half that it has
+    # 2 bytes each: copied, and of gradients those beyond the half that it has
+    assert (first.gathered, first.scattered) == (251_392, 125_696)
     last = 61_696 + 64_064
     assert found.trial.step.data.bytes == (2 + 2) * last // 2
     assert found.trial.step.data.formula.endswith("once a step")

@@ -18,7 +18,10 @@ import pytest
 from small_runs import log
 from torch import Tensor
 
+from asbuilt.api.training import BLOCK
 from asbuilt.catalog import machines
+from asbuilt.measure.report import MEMORY
+from asbuilt.plan.train.stages import StageMemory
 from asbuilt.spec import Model
 from asbuilt.train import loop
 from asbuilt.train import recipe as recipes
@@ -133,3 +136,22 @@ def billed(given: Recipe, ranks: int) -> dict[str, int]:
     made = recipes.loads(recipes.dumps(given), changes=[f"parallel.ranks={ranks}"])
     traffic = planned(made, spec_of(given), MACHINE).trial.step.communication
     return {name: one.bytes for name, one in traffic.items() if one.bytes}
+
+
+def stage_of(given: Recipe, ranks: int) -> StageMemory:
+    """What the plan says that each of so many ranks holds."""
+    made = recipes.loads(recipes.dumps(given), changes=[f"parallel.ranks={ranks}"])
+    return planned(made, spec_of(made), MACHINE).trial.fullest
+
+
+def memories(file: Path, ranks: int) -> list[dict[str, int]]:
+    """What each rank held in a job with this file for its `memory`."""
+    return [json.loads(file.with_suffix(f".{rank}.json").read_text()) for rank in range(ranks)]
+
+
+def far(stage: StageMemory, measured: dict[str, int]) -> list[str]:
+    """The figures of which the plan is further off than it claims: 3%; where a block is the most, a quarter more."""
+    predicted = {"state": stage.state.total, "saved": stage.activations + stage.outside, "peak": stage.total}
+    errors = {name: value / measured[name] - 1 for name, value in predicted.items()}
+    most = {"peak": BLOCK if stage.moment.kind == "block" else MEMORY}
+    return [name for name, error in errors.items() if not -MEMORY <= error <= most.get(name, MEMORY)]

@@ -1,6 +1,7 @@
 """Runs several recipes after another, as one of the processes of a group: `many_worker.py JOBS.json`.
 
-A job is a recipe's file, whether it resumes, the step at which every process dies, if any, and a file for what is sent.
+A job is a recipe's file, whether it resumes, the step at which every process dies, if any, a file for what is sent, and
+one for the memory of each rank.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from rank_memory import Same, measured
 from traffic import Traffic
 
 from asbuilt.api.watch import sample
@@ -26,14 +28,20 @@ class Killed(BaseException):
 
 
 class Watched(loop.Loop):
-    """A loop whose processes all die before a step, or whose last step's traffic is counted."""
+    """A loop whose processes all die before a step, or whose last step's traffic or memory is measured."""
 
-    dies, sent = 0, ""
+    dies, sent, memory = 0, "", ""
 
     def stepped(self) -> Stepped:
         at = self.run.position.step
+        if self.memory and not at:
+            self.run.data = Same(self.run)
         if at and at == self.dies:
             raise Killed
+        if self.memory and at == self.run.recipe.run.steps - 1:
+            made, found = measured(self.run, super().stepped)
+            Path(self.memory).with_suffix(f".{dist.get_rank()}.json").write_text(json.dumps(found))
+            return made
         with Traffic() if self.sent else nullcontext() as traffic:
             made = super().stepped()
         if traffic is not None:
@@ -50,6 +58,7 @@ def main(jobs: list[dict[str, Any]]) -> None:
     loop.Loop = Watched  # type: ignore[misc]
     for job in jobs:
         Watched.dies, Watched.sent = job.get("dies", 0), job.get("sent", "")
+        Watched.memory = job.get("memory", "")
         try:
             loop.run(read(job["recipe"]), resume=job.get("resume", False), sample=sample)
         except Killed:

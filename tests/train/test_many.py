@@ -21,10 +21,13 @@ from many_runs import (
     checkpoint,
     ended,
     environment,
+    far,
     free_port,
+    memories,
     require_close,
     sent,
     spec_of,
+    stage_of,
     started,
 )
 from small_runs import killed_at, log, recipe, require_equal
@@ -35,9 +38,13 @@ from asbuilt.train import loop
 from asbuilt.train import recipe as recipes
 from asbuilt.train.many.group import arranged
 from asbuilt.train.planned import planned
+from asbuilt.train.settings import CHECKPOINTING
 from asbuilt.train.start import run
 
 WHOLE = ("data.batch=4", "run.validate_every=4")
+# With two micro-batches, so that a step's peak is in the second, when all gradients are there, as the plan assumes.
+LARGER = ("data.batch=8", "data.context=32", "step.accumulate=2", "run.steps=2", "run.validate_every=0")
+LARGER = (*LARGER, "model.config.n_embd=64", "model.config.n_head=4", "model.config.n_positions=32")
 EXPERTS = (
     'model.config={model_type="mixtral", hidden_size=16, intermediate_size=16, num_hidden_layers=2, '
     "num_attention_heads=2, num_key_value_heads=1, num_local_experts=4, num_experts_per_tok=2, "
@@ -99,7 +106,11 @@ def test_four_processes_go_on_with_what_others_have_begun(tmp_path: Path) -> Non
     hybrid = recipe(tmp_path, "hybrid", *WHOLE, "parallel.shard=2")
     jobs.add(hybrid, sent=str(tmp_path / "hybrid.json"))
     jobs.add(recipe(tmp_path, "experts", *WHOLE, EXPERTS, *balanced))
+    held = recipe(tmp_path, "held", *LARGER, "parallel.shard=2", f"step.checkpointing={random.choice(CHECKPOINTING)}")
+    jobs.add(held, memory=str(tmp_path / "held.json"))
     jobs.run(4)
+    for rank in memories(tmp_path / "held.json", 4):
+        assert not far(stage_of(held, 4), rank), (held.step.checkpointing, rank)
     require_close(tmp_path / "from-one", tmp_path / "one")
     require_close(tmp_path / "hybrid", tmp_path / "one")
     assert sum(sent(tmp_path / "hybrid.json").values()) == billed(hybrid, 4)["data"]

@@ -60,8 +60,8 @@ def planned(recipe: Recipe, spec: Model, machine: Machine, *, narrow: bool = Fal
         gather_context=True,
         sequence_parallel=False,
         divide_vocabulary=given.vocabulary,
-        zero=0 if given.shard == 1 or shares == 1 else 3,
-        hsdp=given.shard if 1 < given.shard < shares else None,
+        zero=0 if ranks == 1 else 3,
+        hsdp=given.shard if 0 < given.shard < shares else None,
         accumulate=step.accumulate,
         optimizer=OPTIMIZERS.get(recipe.optimizer.name, recipe.optimizer.name),
         dtype="bf16" if narrow else "fp32",  # of weights, gradients and state; autocast narrows products alone

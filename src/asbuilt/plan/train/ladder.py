@@ -111,14 +111,14 @@ def _moments(stage: StageMemory) -> Iterator[Line]:
     yield Line(name="gradients before they are scattered", value=stage.scattered, source=ASSUMPTIONS["gathered"])
     yield _activations(stage)
     yield Line(name="outside the blocks", value=stage.outside, note="inputs of the final norm and head, tokens, tables")
-    if stage.temporary == stage.gradient_peak > max(stage.loss_peak, stage.recompute_peak):
+    if stage.moment.kind == "gradient":
         yield Line(
             name=f"{'the table' if stage.job.loss == 'contrastive' else 'the head'}'s gradient",
             value=stage.temporary,
             source=ASSUMPTIONS["gradient"],
             note="the largest of this, the loss and a block's backward pass",
         )
-    elif stage.loss_peak >= stage.recompute_peak:
+    elif stage.moment.kind == "loss":
         alive = stage.logits_alive
         gradient = stage.loss_peak - alive * stage.logits
         more = {"gradient of the head's input": gradient} if gradient else {}
@@ -134,7 +134,7 @@ def _moments(stage: StageMemory) -> Iterator[Line]:
     else:
         yield Line(
             name="a block's backward pass",
-            value=stage.recompute_peak,
+            value=stage.temporary,
             source=ASSUMPTIONS["backward"],
             note="recomputed tensors and working memory; larger than the loss",
         )

@@ -59,8 +59,10 @@ ASSUMPTIONS = {
     "loss": "three float32 tensors of the logits' size at once, as in PyTorch's cross-entropy; two in asbuilt's, "
     "one where a head is a product alone (measured)",
     "gradient": "the head's new gradient coexists with the one it is added to; three for a tied table (measured)",
-    "gathered": "ZeRO-3 gathers two blocks and the weights outside the blocks; ZeRO-2 and 3 hold one block's gradients"
-    "; a pipeline's stage gathers all of its weights, and holds all of its gradients, once a step (as torchtitan does)",
+    "gathered": "ZeRO-3 is FSDP2 (PyTorch 2.13): copies of the weights outside the blocks, and in a block's backward "
+    "pass of its own, with the buffer of the next block's and the scattered gradients of the one before; ZeRO-2 holds "
+    "one block's gradients; a pipeline's stage a copy of its weights and all of its gradients, once a step (as "
+    "torchtitan does)",
     "effective time": f"{EFFECTIVE:.0%} of a run's time are steps, the rest restarts, checkpoints, lost steps: above "
     "90% in Llama 3's 54 days (arXiv 2407.21783, section 3.3.4); not with a kernel efficiency or --mfu",
     "host step": "an offloaded optimizer's computation on the host takes no time",

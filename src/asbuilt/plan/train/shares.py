@@ -53,7 +53,8 @@ OWN_CHECKPOINTING: tuple[Checkpointing, ...] = ("none", "selective", "full")
 CHECKPOINTING: tuple[Checkpointing, ...] = (*OWN_CHECKPOINTING, "megatron-selective", "torchtitan-op")
 # The paths of stacks within a model whose blocks are trained: an encoder, and the tower of pairs.
 TOWER = "vision.tower."
-INNER = ("encoder.", TOWER)
+ENCODER = "encoder."
+INNER = (ENCODER, TOWER)
 # Pixels of a batch are in float32, the numbers of its tokens' documents in int64.
 PIXEL_WIDTH, INDEX_WIDTH = 4, 8
 
@@ -106,7 +107,8 @@ class Piece:
 class Shares:
     """The pieces of a model: `blocks` in order, as numbers of the `kinds` of piece they are of.
 
-    `rows` of a micro-batch, those of its logits or similarities, are 0 where only a number of parameters is known.
+    The kinds `encoding` are an encoder's, whose backward pass is after that of the embedding's other use. `rows` of a
+    micro-batch, those of its logits or similarities, are 0 where only a number of parameters is known.
     """
 
     before: Piece
@@ -119,6 +121,7 @@ class Shares:
     read_once: bool  # whether the loss can be in their place
     rows: int
     entering: int = 0  # bytes when all that is saved is gone: a new gradient of the table, the stream's, and pixels
+    encoding: tuple[int, ...] = ()
 
 
 def shares(
@@ -132,12 +135,14 @@ def shares(
     root = view.tree(at.placement)
     kinds: dict[str, int] = {}
     pieces: list[Piece] = []
+    encoding: list[int] = []
     before, after = Piece(), Piece()
     later = dict.fromkeys(CHECKPOINTING, 0)  # kept by a tower, which runs after the text
     for node, seen in _pieces(root, at.run):
         made = fold.idle(node) if seen is None else fold.seeing(seen).piece(node)
         if isinstance(node.whole, Block):
             kinds[node.path] = len(pieces)
+            encoding += [len(pieces)] if stack(node.path) == ENCODER else []
             pieces.append(made if stack(node.path) else replace(made, apart=later))
         if stack(node.path) == TOWER:
             later = {way: later[way] + node.count * made.kept[way] for way in CHECKPOINTING}
@@ -162,6 +167,7 @@ def shares(
         read_once=_read_once(root),
         rows=local.batch if spec.gives == "similarities" else local.rows,
         entering=pixels + split(stream, at.by_tokens) + _table(root, fold),
+        encoding=tuple(encoding),
     )
 
 

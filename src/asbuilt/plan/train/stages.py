@@ -11,16 +11,13 @@ from asbuilt.kernels.memory.loss import IN_PLACE, LOGITS_ALIVE, Loss
 from asbuilt.plan.placement import Placement
 from asbuilt.plan.stage import Stage, stages
 from asbuilt.plan.train import schedule as schedules
+from asbuilt.plan.train.moments import TABLES_ALIVE, Moment, moments
 from asbuilt.plan.train.optimizers import Pieces, Recipe, State
 from asbuilt.plan.train.schedule import Schedule
 from asbuilt.plan.train.shares import LOGITS_WIDTH, Adapters, Checkpointing, Piece, Shares, split
 
 Offload = Literal["none", "optimizer", "activations", "all"]
 OFFLOADS: tuple[Offload, ...] = ("none", "optimizer", "activations", "all")
-# A tied table's gradients from the head and from the embedding, and their sum. Measured, by benchmarks/training.py.
-TABLES_ALIVE = 3
-# FSDP gathers the next block while one is computed.
-BLOCKS_GATHERED = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,45 +192,58 @@ class StageMemory:
         """Returns the bytes of what the optimizer updates: of two stages, two devices that hold both share it."""
         return self._sharded(dense, experts, 1) * (1 if self.layout.zero else self.stages_held)
 
-    def _block(self, of: Literal["weights", "gradients"]) -> tuple[int, int]:
-        """Returns the maximum over blocks, (dense, experts)."""
-        kinds = [kind for kind, _ in self.section.kinds]
-        return max(getattr(k.dense, of) for k in kinds), max(getattr(k.experts, of) for k in kinds)
-
-    @cached_property
-    def gathered(self) -> int:
-        """Weights of other ranks that ZeRO-3 holds temporarily: of two blocks, and those outside the blocks.
+    @property
+    def divides_blocks(self) -> bool:
+        """Whether weights are gathered block by block: by FSDP2, which divides them or, as HSDP of one rank, does not.
 
         A pipeline's stage gathers all of its weights once, and keeps them for all micro-batches, as torchtitan does.
         """
+        return self.layout.zero == 3 and self.shares.rows > 0 and (self.layout.pp == 1 or self.layout.sharded == 1)
+
+    @property
+    def stage_weights(self) -> int:
+        """Copies of weights that a pipeline's stage gathers beside its shards."""
         if self.layout.zero < 3 or not self.shares.rows:
             return 0
+        return self.stages_held * (self.section.dense.weights + self.section.experts.weights)
+
+    @property
+    def stage_gradients(self) -> int:
+        """Gradients before ZeRO-2 and 3 reduce and scatter them: of one block, of a pipeline's stage all of them."""
+        if self.layout.zero < 2 or not self.shares.rows:
+            return 0
+        dense, experts = self.section.dense.gradients, self.section.experts.gradients
         if self.layout.pp > 1:
-            dense, experts = self.section.dense.weights, self.section.experts.weights
             return self._beyond_shards(dense, dense, experts, experts)
-        one, spread = self._block("weights")
-        outside = sum(piece.dense.weights for piece in self.section.outer)
-        dense, experts = self.section.dense.weights, self.section.experts.weights
-        whole, stack = min(dense, outside + BLOCKS_GATHERED * one), min(experts, BLOCKS_GATHERED * spread)
-        return self._beyond_shards(dense, whole, experts, stack)
+        one, spread = self._block_gradients
+        whole = max([one, *(piece.dense.gradients for piece in self.section.outer)])
+        return self._beyond_shards(dense, whole, experts, spread)
 
     def _beyond_shards(self, dense: int, whole: int, experts: int, stack: int) -> int:
         """Returns the bytes beyond a rank's own shards while `whole` dense bytes and a `stack` of experts are there."""
         found = _beyond(dense, whole, self.layout.sharded) + _beyond(experts, stack, self.layout.sharded_experts)
         return self.stages_held * found
 
+    @property
+    def _block_gradients(self) -> tuple[int, int]:
+        """The maximum over blocks, (dense, experts)."""
+        kinds = [kind for kind, _ in self.section.kinds]
+        return max(k.dense.gradients for k in kinds), max(k.experts.gradients for k in kinds)
+
     @cached_property
+    def moment(self) -> Moment:
+        """The moment at which the device holds the most; of equal ones the first."""
+        return max(moments(self), key=lambda one: one.total)
+
+    @property
+    def gathered(self) -> int:
+        """Copies of weights that ZeRO-3 has gathered at that moment."""
+        return self.moment.gathered
+
+    @property
     def scattered(self) -> int:
-        """Gradients before ZeRO-2 and 3 reduce and scatter them: of one block, of a pipeline's stage all of them."""
-        if self.layout.zero < 2 or not self.shares.rows:
-            return 0
-        if self.layout.pp > 1:
-            dense, experts = self.section.dense.gradients, self.section.experts.gradients
-            return self._beyond_shards(dense, dense, experts, experts)
-        one, spread = self._block("gradients")
-        whole = max([one, *(piece.dense.gradients for piece in self.section.outer)])
-        dense, experts = self.section.dense.gradients, self.section.experts.gradients
-        return self._beyond_shards(dense, whole, experts, spread)
+        """Gradients that ZeRO-2 and 3 have not yet scattered at that moment, beside those of the state."""
+        return self.moment.scattered
 
     @cached_property
     def kept(self) -> int:
@@ -244,6 +254,18 @@ class StageMemory:
     def activations(self) -> int:
         """Bytes that the blocks save for the backward pass, of all micro-batches in flight."""
         return split(self.chunks_in_flight * self.kept, self.job.interleave)
+
+    @property
+    def saved(self) -> int:
+        """Bytes saved on the device, in the blocks and outside them, of all micro-batches in flight."""
+        return self.outside + (0 if self.job.offloads_activations else self.activations)
+
+    @property
+    def encoded(self) -> int:
+        """Bytes of them that an encoder's blocks save, which are there still when all others have been used."""
+        stage, way = self.section.stage, self.job.checkpointing
+        mine = sum(n * self.shares.kinds[kind].kept[way] for kind, n in stage.blocks if kind in self.shares.encoding)
+        return 0 if self.job.offloads_activations else split(self.chunks_in_flight * mine, self.job.interleave)
 
     @cached_property
     def outside(self) -> int:
@@ -295,6 +317,14 @@ class StageMemory:
         return max((kind for kind, _ in self.section.kinds), key=lambda kind: kind.room(self.job.checkpointing))
 
     @cached_property
+    def head_peak(self) -> int:
+        """A new gradient of the head's matrix, and the logits' gradient; 0 except on the last stage."""
+        if not self.section.stage.last or not self.shares.rows:
+            return 0
+        logits = self.logits * self.job.width // LOGITS_WIDTH
+        return logits + self._head_gradient + (self.loss_gradients if self.job.loss == "asbuilt" else 0)
+
+    @cached_property
     def gradient_peak(self) -> int:
         """A new gradient of the head's matrix beside the one it is added to, and the logits' gradient.
 
@@ -304,17 +334,13 @@ class StageMemory:
         if not self.section.stage.last or self.layout.zero >= 2:
             return 0
         tied = self.shares.copied.gradients
-        logits = self.logits * self.job.width // LOGITS_WIDTH
-        new = logits + self._head_gradient if self.shares.rows else 0
-        new += self.loss_gradients if self.job.loss == "asbuilt" else 0
-        gone = self.outside + (0 if self.job.offloads_activations else self.activations)
-        alone = max(TABLES_ALIVE * tied, self.shares.entering) - gone if self.section.stage.first else 0
-        return max(new, alone)
+        tables, entering = TABLES_ALIVE * tied - (self.saved - self.encoded), self.shares.entering - self.saved
+        return max(self.head_peak, *((tables, entering) if self.section.stage.first else ()))
 
     @property
     def temporary(self) -> int:
         """The peak of temporary memory on top of saved tensors."""
-        return max(self.loss_peak, self.recompute_peak, self.gradient_peak)
+        return self.moment.working
 
     @cached_property
     def on_host(self) -> int:
@@ -326,8 +352,7 @@ class StageMemory:
     @cached_property
     def total(self) -> int:
         """The device's peak memory."""
-        kept = self.activations + self.outside + self.temporary
-        return self.state.total + self.gathered + self.scattered + kept - self.on_host
+        return self.state.total + self.activations + self.outside + self.moment.total - self.on_host
 
 
 def _beyond(held: int, whole: int, ranks: int) -> int:

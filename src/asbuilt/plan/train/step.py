@@ -121,7 +121,7 @@ class TrainingStep:
         numbers += sum(piece.reduced for piece in stage.section.outer)
         measured = sum(piece.measured for piece in stage.section.outer)
         summed = sum(piece.summed * n for piece, n in stage.section.counted)
-        ways = self.layout.replicas if self.layout.zero >= 2 else 1
+        ways = self.layout.sharded if self.layout.zero >= 2 else 1
         return self.job.accumulate * (numbers * self.job.width + measured * LOGITS_WIDTH) + split(summed, ways)
 
     @cached_property
@@ -345,8 +345,9 @@ class TrainingStep:
         """
         own = self.data.source
         others = sum(s for name, s in self._waited.items() if self.communication[name].source != own)
-        passes = self.job.accumulate if self.layout.zero >= 2 and self.layout.pp == 1 else BACKWARD
-        if self.layout.zero == 3 and self.layout.pp > 1:
+        divided = self.layout.zero >= 2 and self.layout.sharded > 1  # copies sum gradients once a step
+        passes = self.job.accumulate if divided and self.layout.pp == 1 else BACKWARD
+        if divided and self.layout.zero == 3 and self.layout.pp > 1:
             passes = (
                 1  # weights are gathered beside the first forward pass, gradients scattered beside the last backward
             )

@@ -1,7 +1,8 @@
 """Dividing a model over ranks: layers by tensor parallelism, experts; weights, gradients and optimizer state by FSDP2.
 
 FSDP2 gathers each block while it runs, forward and backward; what lies outside the blocks is gathered once per
-micro-batch. With one rank per copy, nothing is gathered and gradients are summed over the copies.
+micro-batch. With one rank per copy, FSDP2 copies weights in place of gathering them, and gradients are summed over the
+copies: a block's copy is there while it runs alone.
 """
 
 from __future__ import annotations
@@ -55,15 +56,14 @@ def divide(model: Model, group: Group, vocabulary: bool = True) -> Model:
 def fully_share(model: Model, group: Group) -> None:
     """Divides weights, gradients and state over the data-parallel ranks, in place."""
     model.to(group.device)
-    whole = group.shard == 1
     spread = [one for _, one in mixtures(model)] if group.expert > 1 else []
     apart = {stack for one in spread for stack in stacks(one)}
     for one in model.modules():
         if isinstance(one, Block) and own_weights(one):
-            fully_shard(one, mesh=group.data, reshard_after_forward=not whole, ignored_params=apart)
+            fully_shard(one, mesh=group.data, reshard_after_forward=True, ignored_params=apart)
     for one in spread:
         others = set(one.parameters()) - apart
-        fully_shard(one, mesh=group.experts, reshard_after_forward=not whole, ignored_params=others)
+        fully_shard(one, mesh=group.experts, reshard_after_forward=True, ignored_params=others)
     fully_shard(model, mesh=group.data, reshard_after_forward=False)
     for one in model.modules():
         if isinstance(one, FSDPModule):

@@ -114,7 +114,7 @@ class Group(Ranks):
         if at.context > 1:
             divided = (at.stages, self.rows[1], at.context, at.tensor)
             names = ("stage", "rows", "context", "tensor")
-            along = init_device_mesh(device, divided, mesh_dim_names=names)
+            along = init_device_mesh(device.type, divided, mesh_dim_names=names)
             self.sequences = Sequences(along.get_group("context"), along.get_local_rank("context"), at.context)
         self.first = dist.get_rank() == 0
         self.together = dist.get_world_size() // self.count
