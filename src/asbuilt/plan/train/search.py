@@ -131,6 +131,8 @@ def _less(found: Trial, trial: Trial) -> bool:
 
 
 def _try(subject: Subject, machine: Machine, options: Options) -> Trial | None:
+    if subject.model is not None and not subject.divides(options.tp):
+        return None  # without the message, which lists the degrees that do
     try:
         return attempt(subject, machine, options)
     except InputError:

@@ -30,7 +30,7 @@ from asbuilt.plan.train.work import (
     times_in,
 )
 from asbuilt.spec import Block, Branch, Map, Model, Part, Pass
-from asbuilt.spec.part import Kind, Weight, walk
+from asbuilt.spec.part import Kind, Weight
 
 # asbuilt's own words, then Megatron-LM's selective recomputation (arXiv 2205.05198, section 5), of attention's scores,
 # and torchtitan's list of operations, whose results it keeps: attention's, and those of every other product.
@@ -151,12 +151,21 @@ def _read_in_blocks(spec: Model, run: Pass) -> dict[str, bool]:
     A block that is not repeated saves no input that it scales first.
     """
     found: dict[str, bool] = {}
-    for at, part in walk(spec):
-        for second, first in memory(part).same_input() if isinstance(part, Model) else ():
+    for at, part in _models(spec):
+        for second, first in memory(part).same_input():
             blocks = ((name, child) for name, child in part.children() if first.startswith(f"{name}."))
             saved = all(f"{first}:input" in cost.saved_tensors(block, run, name) for name, block in blocks)
             found[f"{at}.{second}" if at else second] = saved
     return found
+
+
+def _models(part: Part, path: str = "") -> Iterator[tuple[str, Model]]:
+    """Yields (path, part) for whole models, which no block holds: a fold of every block would take longer."""
+    if isinstance(part, Model):
+        yield path, part
+    for name, child in part.children():
+        if not isinstance(child, Block):
+            yield from _models(child, f"{path}.{name}" if path else name)
 
 
 def stack(path: str) -> str:
@@ -244,7 +253,20 @@ class _Fold:
         return Piece(dense=sum(held, State()))
 
     def made(self, node: Node) -> Piece:
-        """Returns a newly folded piece."""
+        """Returns a newly folded piece: what every optimizer's step takes, with the state of this one."""
+        adapters = self.adapters and replace(self.adapters, nf4=False)
+        key = ("stateless", stack(node.path), self.read.get(node.path), node.whole, adapters, self.at)
+        if key not in self.kept:
+            self.kept[key] = self._stateless(node)
+        return replace(
+            self.kept[key],
+            dense=self._state_of(node, spread=False),
+            experts=self._state_of(node, spread=True),
+            summed=self._summed(node),
+        )
+
+    def _stateless(self, node: Node) -> Piece:
+        """Returns a piece without the state of its weights, which optimizers and formats of frozen weights change."""
         inside, run = isinstance(node.whole, Block), self.at.local
         stream = run.rows * _width(node.whole)
         own, remade, shared = self._saved(node)
@@ -255,8 +277,6 @@ class _Fold:
         outer = dict.fromkeys(CHECKPOINTING, own) | {"full": own - self._saved_again(node)}
         sums, again, measured = self._sums(node)
         return Piece(
-            dense=self._state_of(node, spread=False),
-            experts=self._state_of(node, spread=True),
             kept=kept if inside else outer,
             shared=shared,
             lent=self._lent(node),
@@ -267,7 +287,6 @@ class _Fold:
             reduced=sums,
             again=again,
             measured=measured,
-            summed=self._summed(node),
             passed=self._passed(node),
         )
 
