@@ -29,11 +29,10 @@ from asbuilt.plan.serve import report_workload
 from asbuilt.plan.serve.conventions import CHOICES
 from asbuilt.plan.serve.engines import ENGINES
 from asbuilt.plan.train import report
+from asbuilt.plan.train.choices import CHECKPOINTING, OFFLOADS
 from asbuilt.plan.train.optimizers import OPTIMIZERS
 from asbuilt.plan.train.schedule import SCHEDULES
 from asbuilt.plan.train.search import MICRO_BATCHES, search
-from asbuilt.plan.train.shares import CHECKPOINTING
-from asbuilt.plan.train.stages import OFFLOADS
 from asbuilt.plan.train.subject import Subject
 from asbuilt.web import curves, options
 

@@ -1,6 +1,19 @@
 """Serving plans: whether a model fits, how many users, how fast, and what to change."""
 
-from asbuilt.plan.serve.conventions import Conventions
-from asbuilt.plan.serve.plan import ServePlan, serve
+from typing import TYPE_CHECKING
 
+from asbuilt.packages import on_first_use
+
+if TYPE_CHECKING:
+    from asbuilt.plan.serve.conventions import Conventions
+    from asbuilt.plan.serve.plan import ServePlan, serve
+
+PUBLIC = {
+    "Conventions": "asbuilt.plan.serve.conventions",
+    "ServePlan": "asbuilt.plan.serve.plan",
+    "serve": "asbuilt.plan.serve.plan",
+}
 __all__ = ["Conventions", "ServePlan", "serve"]
+
+if not TYPE_CHECKING:  # a checker would take every name for one
+    __getattr__ = on_first_use(__name__, PUBLIC)

@@ -11,9 +11,9 @@ from asbuilt.catalog.machine import Machine
 from asbuilt.errors import InputError
 from asbuilt.plan.placement import divisors
 from asbuilt.plan.suggestion import Suggestion
+from asbuilt.plan.train.choices import OWN_CHECKPOINTING
 from asbuilt.plan.train.options import Options
 from asbuilt.plan.train.plan import Trial, attempt
-from asbuilt.plan.train.shares import OWN_CHECKPOINTING
 from asbuilt.plan.train.stages import fullest
 from asbuilt.plan.train.subject import Subject
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 from asbuilt import cost
 from asbuilt.cost.folded import Node
 from asbuilt.kernels.memory import memory
 from asbuilt.plan.devices import ABOVE, known
+from asbuilt.plan.train.choices import CHECKPOINTING
 from asbuilt.plan.train.optimizers import Recipe, State
 from asbuilt.plan.train.work import (
     ADAPTER,
@@ -31,12 +31,6 @@ from asbuilt.plan.train.work import (
 )
 from asbuilt.spec import Block, Branch, Map, Model, Part, Pass
 from asbuilt.spec.part import Kind, Weight
-
-# asbuilt's own words, then Megatron-LM's selective recomputation (arXiv 2205.05198, section 5), of attention's scores,
-# and torchtitan's list of operations, whose results it keeps: attention's, and those of every other product.
-Checkpointing = Literal["none", "selective", "full", "megatron-selective", "torchtitan-op"]
-OWN_CHECKPOINTING: tuple[Checkpointing, ...] = ("none", "selective", "full")
-CHECKPOINTING: tuple[Checkpointing, ...] = (*OWN_CHECKPOINTING, "megatron-selective", "torchtitan-op")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,12 +11,11 @@ from asbuilt.kernels.memory.loss import LOGITS_ALIVE, Loss
 from asbuilt.plan.placement import Placement
 from asbuilt.plan.stage import Stage, stages
 from asbuilt.plan.train import schedule as schedules
+from asbuilt.plan.train.choices import Checkpointing, Offload
 from asbuilt.plan.train.optimizers import Pieces, Recipe, State
 from asbuilt.plan.train.schedule import Schedule
-from asbuilt.plan.train.shares import LOGITS_WIDTH, Adapters, Checkpointing, Piece, Shares, split
+from asbuilt.plan.train.shares import LOGITS_WIDTH, Adapters, Piece, Shares, split
 
-Offload = Literal["none", "optimizer", "activations", "all"]
-OFFLOADS: tuple[Offload, ...] = ("none", "optimizer", "activations", "all")
 # A tied table's gradients from the head and from the embedding, and their sum. Measured, by benchmarks/training.py.
 TABLES_ALIVE = 3
 # FSDP gathers the next block while one is computed.
