@@ -146,8 +146,7 @@ def test_lengths_are_those_of_a_file_with_the_same_text(tmp_path: Path) -> None:
 
 # Options of the command line that the page does not ask with; docs/web.md has the reasons.
 ASKED_OTHERWISE = {"gpu", "search"}
-POOLS = {"prefill_gpus", "decode_gpus", "kv_transfer"}
-LEFT_OUT = POOLS | {"efficiency", "allow_unread", "plot", "html", "explain", "markdown", "json", "parameters", "help"}
+LEFT_OUT = {"efficiency", "allow_unread", "plot", "html", "explain", "markdown", "json", "parameters", "help"}
 
 
 @pytest.mark.parametrize(("command", "known"), [("serve", offered.SERVE), ("train", offered.TRAIN)])

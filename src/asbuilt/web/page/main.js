@@ -3,6 +3,7 @@ import { show as dialog, surround } from "./chrome.js";
 import { $, el } from "./dom.js";
 import { panels } from "./draw.js";
 import { controls, fill, mark, showMachine, unfold } from "./form.js";
+import { devices } from "./parts.js";
 import { OF_TRAINING, command, empty, question, read, write } from "./state.js";
 
 const KINDS = ["describe", "serve", "train", "curves", "ranks"];
@@ -76,7 +77,7 @@ function draw(now, before) {
   $("panels").replaceChildren(...panels(now, before, open));
   for (const figure of opened.filter(Boolean)) document.querySelector(`[data-figure="${figure}"] .open`)?.click();
   const name = state.model || "config.json";
-  $("question").textContent = now.serve ? `${name} on ${now.serve.layout.gpus} × ${now.serve.machine}, ${now.serve.context.toLocaleString("en-US")} tokens per user` : name;
+  $("question").textContent = now.serve ? `${name} on ${devices(now.serve)} × ${now.serve.machine}, ${now.serve.context.toLocaleString("en-US")} tokens per user` : name;
   document.title = `${name} · asbuilt`;
 }
 
