@@ -114,7 +114,8 @@ function lengths() {
 // The sizes of the model's config that can be changed; they differ by family.
 async function fields(mine) {
   try {
-    const { document } = await fetched("api/config", question(state, "config", false));
+    const asked = (changed) => fetched("api/config", question(state, "config", changed));
+    const { document } = await asked(true).catch(() => asked(false)); // a change that is refused shows the rest
     if (mine !== asking) return;
     const same = sizes.length === document.editable.length && sizes.every((one, i) => one.key === document.editable[i].key);
     sizes = document.editable;
@@ -125,10 +126,10 @@ async function fields(mine) {
     $("sizes").replaceChildren();
   }
   for (const one of sizes) {
-    const input = $(`set-${one.key}`), value = state.set[one.key] ?? String(one.value);
+    const input = $(`set-${one.key}`), value = state.set[one.key] ?? String(one.now), changed = one.key in state.set || one.now !== one.value;
     if (document.activeElement !== input) input.value = value;
-    input.closest("label").classList.toggle("changed", one.key in state.set);
-    input.closest("label").querySelector("small").textContent = one.key in state.set ? `was ${one.value.toLocaleString("en-US")}` : "";
+    input.closest("label").classList.toggle("changed", changed);
+    input.closest("label").querySelector("small").textContent = changed ? `was ${one.value.toLocaleString("en-US")}${one.key in state.set ? "" : ", follows"}` : "";
   }
   $("changes").hidden = sizes.length === 0;
 }
