@@ -148,13 +148,24 @@ void turn_heads(const Heads& job, int64_t first, int64_t last) {
   job.narrow ? turn_tokens<BF16>(job, first, last) : turn_tokens<F32>(job, first, last);
 }
 
+// `by` e^(l - z) of one row, elsewhere or in its place: twice, as one loop over two pointers that may be equal is slow.
+template <class F>
+void slopes(const typename F::Stored* __restrict l, int64_t n, float z, float by, typename F::Stored* __restrict to) {
+  for (int64_t i = 0; i < n; ++i) to[i] = F::narrow(decay(F::one(l[i]) - z) * by);
+}
+
+template <class F>
+void slopes_within(typename F::Stored* l, int64_t n, float z, float by) {
+  for (int64_t i = 0; i < n; ++i) l[i] = F::narrow(decay(F::one(l[i]) - z) * by);
+}
+
 // ln Z = ln sum e^l and ln Z - l[target] of rows of logits l; or their gradient, d (p (1 + 2 z ln Z) - 1[target]).
 template <class F>
 void likelihood_rows(const Likelihood& job, int64_t first, int64_t last) {
   using S = typename F::Stored;
   const int64_t n = job.width;
   for (int64_t row = first; row < last; ++row) {
-    const S* __restrict logits = static_cast<const S*>(job.logits) + row * job.stride;
+    const S* logits = static_cast<const S*>(job.logits) + row * job.stride;
     const float at = F::one(logits[job.targets[row]]);
     if (!job.d) {
       f8 most = all_of(-std::numeric_limits<float>::infinity());
@@ -180,9 +191,10 @@ void likelihood_rows(const Likelihood& job, int64_t first, int64_t last) {
       job.nats[row] = job.log_z[row] - at;
       continue;
     }
-    S* __restrict dl = static_cast<S*>(job.dl) + row * n;
+    const bool within = job.dl == job.logits;  // the gradient takes the logits' place
+    S* dl = static_cast<S*>(job.dl) + row * (within ? job.stride : n);
     const float z = job.log_z[row], by = *job.d * (1.0f + 2.0f * job.z * z);
-    for (int64_t i = 0; i < n; ++i) dl[i] = F::narrow(decay(F::one(logits[i]) - z) * by);
+    within ? slopes_within<F>(dl, n, z, by) : slopes<F>(logits, n, z, by, dl);
     dl[job.targets[row]] = F::narrow(decay(at - z) * by - *job.d);
   }
 }

@@ -297,7 +297,7 @@ void convolve(const float* x, int64_t x_stride, const float* before, const float
 using namespace asbuilt;
 #define PUBLIC extern "C" __attribute__((visibility("default")))
 
-PUBLIC int asbuilt_version() { return 6; }
+PUBLIC int asbuilt_version() { return 7; }
 PUBLIC const char* asbuilt_instructions() { return chosen()->name; }
 
 // The names of the instruction sets of this processor and build, the fastest first, with spaces between.

@@ -70,8 +70,8 @@ def called(monkeypatch: pytest.MonkeyPatch, *names: str) -> list[str]:
     for name in names:
         plain = getattr(native_gradients, name)
 
-        def wrapped(*given: object, plain: Callable[..., object] = plain, name: str = name) -> object:
-            made = plain(*given)
+        def wrapped(*given: object, plain: Callable[..., object] = plain, name: str = name, **named: object) -> object:
+            made = plain(*given, **named)
             if made is not None:
                 seen.append(name)
             return made
@@ -128,9 +128,9 @@ def test_cross_entropy(z: float, dtype: torch.dtype, monkeypatch: pytest.MonkeyP
     logits, targets = torch.randn(rows, width) * 6, torch.randint(width, (rows,))
     if width > 5:
         logits[targets == 0, 3] = float("-inf")
-    compare(lambda x: NegativeLogLikelihood.apply(x, targets, z), [logits], dtype)  # type: ignore[arg-type,return-value]
+    compare(lambda x: NegativeLogLikelihood.apply(x, targets, z, False), [logits], dtype)  # type: ignore[arg-type,return-value]
     assert seen == ["likelihood", "likelihood_gradient"]
     with pytest.raises((RuntimeError, IndexError)):
-        NegativeLogLikelihood.apply(logits.to(dtype), torch.full((rows,), width), z)
+        NegativeLogLikelihood.apply(logits.to(dtype), torch.full((rows,), width), z, False)
     logits[0, 0] = float("nan")
-    assert bool(NegativeLogLikelihood.apply(logits.to(dtype), targets, z)[1].isnan())
+    assert bool(NegativeLogLikelihood.apply(logits.to(dtype), targets, z, False)[1].isnan())

@@ -110,9 +110,10 @@ def sparse() -> Toy:
         stored={"embedding": 32_000, "attention": 30_720, "ffn": 94_464, "router": 1_152, "norm": 576, "head": 32_000},
         run=run,
         cached=lambda kept: 4 * 40 * kept(None),
-        # positions 8 t, cos and sin 40 t, the stream, the block's input and that normed 3 x 64 t; of 2 t rows places,
-        # order and weights 52 t, what goes in and comes out 2 x 128 t, gate, up and their product 3 x 80 t
-        activations=lambda t, p: 788 * t,
+        # attention's, as those of `windowed`: more than positions 8 t, cos and sin 40 t, the stream, the block's input
+        # and that normed 3 x 64 t, the experts' result 64 t, and of 2 t rows places, order and weights 52 t, and the
+        # workspaces of fused experts 2 x (32 + 40) x 2 t, in all 644 t
+        activations=lambda t, p: 696 * t,
     )
 
 

@@ -767,6 +767,8 @@ ENDS: list[tuple[str, Any, Any]] = [
     ("lora", LARGEST, LARGEST + 1),
     ("interleave", 1, 0),
     ("kernel_efficiency", 1, 1.01),
+    ("attention_efficiency", 1e-3, 0),
+    ("attention_efficiency", 1, 1.01),
     ("utilisation", 1e-3, 0),
     ("utilisation", 1, 1.01),
     ("tokens", 1e18, 1.5e18),

@@ -208,6 +208,16 @@ def test_interruptions_are_in_the_run_and_not_in_the_step() -> None:
         assert lower.days == pytest.approx(1e6 * lower.trial.step.seconds / 86400)
 
 
+def test_a_kernel_of_attention() -> None:
+    """The parts of a step that are not scores take what they took; half as fast as 0.5, scores take twice as long."""
+    ways: tuple[dict[str, Any], ...] = ({}, {"attention_efficiency": 0.5}, {"attention_efficiency": 0.25})
+    usual, given, half = (made(**options).trial.step for options in ways)
+    assert given.seconds == usual.seconds
+    again = made(attention_efficiency=0.125).trial.step
+    assert again.seconds - half.seconds == pytest.approx(2 * (half.seconds - given.seconds))
+    assert half.seconds > given.seconds
+
+
 def test_a_padded_vocabulary() -> None:
     """1,000 rows to 1,024, a multiple of 128, and with two ranks of 256."""
     assert made(pad_vocabulary=128).state.weights == 502_912 + 2 * 2 * 24 * 64

@@ -176,6 +176,17 @@ def test_rings_that_reach_less_are_documented(name: str) -> None:
     assert documented(found.trial.step.seconds, seq / cp / pace)
 
 
+# With FlashAttention-2, as PyTorch of that month attends: 8B in fp8 at 32,768 tokens a rank, in rings of 1 to 8 ranks.
+@pytest.mark.parametrize(
+    ("cp", "pace", "said"), [(1, 3890, "+2%"), (2, 2540, "+7%"), (4, 1071, "-22%"), (8, 548, "-26%")]
+)
+def test_rings_with_flash_attention_2(cp: int, pace: float, said: str) -> None:
+    options: dict[str, Any] = FULL | {"gpus": 8, "seq": 32768 * cp, "cp": cp, "attention_efficiency": 0.35}
+    step = train("llama-3.1-8b", CAPPED, zero=3, **options).trial.step
+    assert f"{step.seconds / (32768 / pace) - 1:+.0%}" == said
+    assert said in DOCUMENTED[DOCUMENTED.index("`--attention-efficiency 0.35`") :]
+
+
 def test_the_memory_of_70b_is_documented() -> None:
     options: dict[str, Any] = SEVENTY | {"fp8": True}
     found = train("llama-3.1-70b", CAPPED, seq=8192, zero=3, **options)

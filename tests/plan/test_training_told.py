@@ -56,6 +56,7 @@ DEFAULTS = {
     "targets": None,
     "qlora": False,
     "kernel_efficiency": None,
+    "attention_efficiency": None,
     "utilisation": None,
     "tokens": None,
     "price": None,
@@ -147,6 +148,8 @@ def test_options_reach_the_plan() -> None:
         ({"utilisation": 0.4, "kernel_efficiency": 0.5}, "utilisation"),
         ({"kernel_efficiency": 0.0}, "kernel_efficiency"),
         ({"kernel_efficiency": 1.01}, "kernel_efficiency"),
+        ({"kernel_efficiency": 0.5, "attention_efficiency": 0.35}, "attention_efficiency"),
+        ({"utilisation": 0.4, "attention_efficiency": 0.35}, "attention_efficiency"),
         ({"gpus": 2, "pp": 2, "accumulate": 4, "interleave": 3}, "interleave"),  # stages of two blocks
         ({"gpus": 2, "pp": 2, "accumulate": 3, "interleave": 2}, "interleave"),  # no whole rounds
         ({"interleave": 2}, "interleave"),

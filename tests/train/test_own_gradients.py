@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import nullcontext
 from typing import Any, Literal
 
 import pytest
@@ -11,11 +12,12 @@ import torch.nn.functional as F
 
 from asbuilt import build
 from asbuilt.families import gpt2, llama
+from asbuilt.kernels import native as native_kernels
 from asbuilt.kernels.attention import FEW_KEYS, attend, reference
 from asbuilt.kernels.rotary import RopeTables, rotate
 from asbuilt.nn.linear import FusedLinears, PartModule
 from asbuilt.train.batch import Batch
-from asbuilt.train.loss import NegativeLogLikelihood, loss_of
+from asbuilt.train.loss import NegativeLogLikelihood, loss_of, measured
 
 DOUBLE = torch.float64
 
@@ -103,7 +105,7 @@ def test_logits_in_bfloat16_are_summed_in_float32() -> None:
     logits = torch.randn(7, 33).bfloat16().requires_grad_()
     kept, targets = logits.detach().clone(), torch.randint(33, (7,))
     z = random.choice([0.0, 0.01])
-    total, nats = NegativeLogLikelihood.apply(logits, targets, z)
+    total, nats = NegativeLogLikelihood.apply(logits, targets, z, False)
     wide = kept.float().requires_grad_()
     wanted = F.cross_entropy(wide, targets, reduction="sum")
     torch.testing.assert_close(nats, wanted.detach())
@@ -115,3 +117,39 @@ def test_logits_in_bfloat16_are_summed_in_float32() -> None:
     assert logits.grad is not None
     assert wide.grad is not None
     torch.testing.assert_close(logits.grad, wide.grad.bfloat16(), rtol=2**-7, atol=1e-6)
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_the_gradient_takes_the_place_of_logits_that_nothing_else_reads(native: bool) -> None:
+    x, w = torch.randn(9, 5, requires_grad=True), torch.randn(33, 5, requires_grad=True)
+    targets, z = torch.randint(33, (9,)), random.choice([0.0, 0.01])
+    with nullcontext() if native else native_kernels.switched_off():
+        logits = x @ w.t()
+        (left := measured(logits, targets, z, spent=True)).total.backward()
+    wanted = (x @ w.t()).detach().requires_grad_()
+    torch.testing.assert_close(left.nats, F.cross_entropy(wanted, targets, reduction="sum").detach())
+    (F.cross_entropy(wanted, targets, reduction="sum") + z * wanted.logsumexp(-1).square().sum()).backward()
+    assert wanted.grad is not None
+    torch.testing.assert_close(logits.detach(), wanted.grad)
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad, wanted.grad @ w.detach())
+    for kept in (torch.tanh, torch.exp):  # of which autograd saves the result
+        logits = kept(x @ w.t())
+        with (
+            nullcontext() if native else native_kernels.switched_off(),
+            pytest.raises(RuntimeError, match="modified by an inplace operation"),
+        ):
+            measured(logits, targets, z, spent=True).total.backward()
+
+
+def test_logits_that_a_hook_sees_keep_their_place() -> None:
+    model = build(gpt2.build(n_vocab=17, d_model=8, n_layers=1, n_heads=2, max_positions=9), seed=0)
+    ids = torch.randint(17, (2, 9))
+    assert model.yields_logits
+    seen: list[torch.Tensor] = []
+    assert model.head is not None
+    model.head.register_forward_hook(lambda *seen_here: seen.append(seen_here[-1]))  # type: ignore[arg-type]
+    assert not model.yields_logits
+    loss_of(model, Batch(ids=ids, targets=ids)).total.backward()
+    with torch.no_grad():
+        torch.testing.assert_close(seen[0].flatten(0, -2), model(ids).flatten(0, 1))

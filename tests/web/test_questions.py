@@ -121,6 +121,7 @@ def test_every_option_of_serving_gives_the_document_of_the_command_line(
         {"gpus": 4, "pp": 4, "accumulate": 8, "interleave": 2, "overlap_tensor": "yes", "loss": "asbuilt"},
         {"utilisation": 0.4, "chunked_loss": 4, "gradient_dtype": "fp32", "reserve": 0.1},
         {"kernel_efficiency": 0.5, "effective_time": 0.8},
+        {"attention_efficiency": 0.35},
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else value,  # options, not what is drawn for them
 )

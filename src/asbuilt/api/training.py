@@ -27,7 +27,7 @@ from asbuilt.plan.train import train as planned
 from asbuilt.shown import size
 from asbuilt.spec import Model as Spec
 from asbuilt.train.batch import Batch
-from asbuilt.train.loss import CHUNK, headless
+from asbuilt.train.loss import chunk_rows, headless
 from asbuilt.train.optimizer import Optimizers, optimizers
 from asbuilt.train.recompute import recompute_blocks
 from asbuilt.train.settings import CHECKPOINTING, Checkpointing, Optimizer
@@ -99,7 +99,7 @@ def _checked(spec: Spec, name: str, batch: int, seq: int | None) -> int:
 
 
 def _planned(spec: Spec, machine: Machine, batch: int, seq: int, kind: Checkpointing) -> TrainPlan:
-    rows = max(1, CHUNK // spec.n_vocab)
+    rows = chunk_rows(spec.n_vocab)
     return planned(
         spec,
         machine,

@@ -30,7 +30,7 @@ from asbuilt.errors import InputError
 from asbuilt.kernels.codebooks import GRIDS
 
 log = logging.getLogger(__name__)
-VERSION, SWITCH = 6, "ASBUILT_NATIVE"
+VERSION, SWITCH = 7, "ASBUILT_NATIVE"
 # A format whose name ends so holds groups of 8 rows interleaved, the layout that the native kernels read.
 INTERLEAVED = "x8"
 GROUP = 8  # rows

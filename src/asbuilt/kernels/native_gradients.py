@@ -170,12 +170,14 @@ def likelihood(logits_NV: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor] | 
     return (nats, log_z) if lib.asbuilt_likelihood(byref(job)) else None
 
 
-def likelihood_gradient(logits_NV: Tensor, targets_N: Tensor, log_z_N: Tensor, z: float, d: Tensor) -> Tensor:
-    """Returns d (p (1 + 2 z ln Z) - 1[target]), of logits that `likelihood` has read, in their dtype."""
+def likelihood_gradient(
+    logits_NV: Tensor, targets_N: Tensor, log_z_N: Tensor, z: float, d: Tensor, *, within: bool = False
+) -> Tensor:
+    """Returns d (p (1 + 2 z ln Z) - 1[target]) of logits that `likelihood` has read, in their place if `within`."""
     lib = native.library()
     assert lib is not None
     N, V = logits_NV.shape
-    dl, targets_N, d = logits_NV.new_empty(N, V), targets_N.contiguous(), d.float()
+    dl, targets_N, d = logits_NV if within else logits_NV.new_empty(N, V), targets_N.contiguous(), d.float()
     given = _narrow(logits_NV), pointer(logits_NV), pointer(targets_N), N, V, logits_NV.stride(0)
     lib.asbuilt_likelihood(byref(_Likelihood(*given, z, None, pointer(log_z_N), pointer(d), pointer(dl))))
     return dl

@@ -19,6 +19,7 @@ from asbuilt.nn.altup import ProjectedStreams
 from asbuilt.nn.attention_pooling import AttentionPooling
 from asbuilt.nn.classifier import Classifier, last_token
 from asbuilt.nn.embedding import TokenEmbedding
+from asbuilt.nn.head import Head
 from asbuilt.nn.linear import Matrix
 from asbuilt.nn.per_layer import PerLayerEmbedding
 from asbuilt.nn.registry import module, optional
@@ -120,6 +121,12 @@ class Model(nn.Module):
         if isinstance(self.head, AdaptiveHead):
             return self.head(x, self.embedding)
         return x if self.head is None else self.head(x, self.table)
+
+    @property
+    def yields_logits(self) -> bool:
+        """Whether nothing but its caller reads what `scores` returns: no gradient needs it, and no hook sees it."""
+        head = self.head
+        return isinstance(head, Head) and not (head._forward_hooks or torch.nn.modules.module._global_forward_hooks)
 
     def chosen(self, x_BTM: Tensor, tokens_BT: Tensor, step: Step, last: bool) -> Tensor:
         """Returns the tokens of the stream that the head reads: all, (B, 1, M) if `last`, or the one of its choice."""

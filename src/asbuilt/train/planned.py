@@ -7,7 +7,7 @@ from asbuilt.errors import InputError
 from asbuilt.plan.train import TrainPlan, train
 from asbuilt.spec import Model
 from asbuilt.train.divisible import copies, require_spread, require_stages, tensor_share
-from asbuilt.train.loss import CHUNK
+from asbuilt.train.loss import chunk_rows
 from asbuilt.train.offload import HOST, require_apart
 from asbuilt.train.recipe import Recipe
 from asbuilt.train.settings import Precision
@@ -30,7 +30,7 @@ def planned(recipe: Recipe, spec: Model, machine: Machine, *, narrow: bool = Fal
     require_stages(spec, recipe)
     batch = data.batch // shares * (2 if data.preferences else 1)
     targets = batch * data.context
-    rows = step.loss_rows or max(1, CHUNK // own.n_vocab)
+    rows = step.loss_rows or chunk_rows(own.n_vocab)
     return train(
         spec,
         machine,

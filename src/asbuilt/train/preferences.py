@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from asbuilt.nn.model import Model
 from asbuilt.train.batch import IGNORED, Batch, Preferences
-from asbuilt.train.loss import CHUNK, Loss, headless
+from asbuilt.train.loss import Loss, chunk_rows, headless
 
 
 def preference_loss(model: Model, batch: Preferences, *, rows: int | None = None) -> Loss:
@@ -37,7 +37,7 @@ def answer_log_probabilities(model: Model, batch: Batch, *, rows: int | None = N
         x_BTM = model(batch.ids, **batch.inputs)
     kept_BT = batch.targets != IGNORED
     x_NM, targets_N, rows_N = x_BTM[kept_BT], batch.targets[kept_BT], kept_BT.nonzero()[:, 0]
-    size = rows or max(1, CHUNK // model.spec.n_vocab)
+    size = rows or chunk_rows(model.spec.n_vocab)
 
     def measured(x_NM: Tensor, targets_N: Tensor) -> Tensor:
         logits_NV = model.scores(x_NM)

@@ -127,6 +127,8 @@ class MixtureOfExpertsMemory(MappedMemory[MixtureOfExperts]):
         latent = 0 if part.d_latent is None else run.rows * part.d_latent * run.width
         latent += stream if part.norm is not None else 0
         routed = chosen + latent + max(inside, outward, gathered, stream + latent) + beside
+        if run.kernel == "engine":  # fused experts gather rows as they multiply
+            routed = min(routed, chosen + latent + stream + self.workspace(run) + beside)
         return max(memory(part.router).peak_bytes(run), counted, routed, shared)
 
     def workspace(self, run: Pass) -> int:

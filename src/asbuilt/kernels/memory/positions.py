@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from math import isqrt
+from math import ceil, isqrt
 
 from asbuilt.kernels.memory.registry import Memory, Saved, memory_of
 from asbuilt.spec.part import Pass
-from asbuilt.spec.positions import GridPositions, LearnedPositions, QueryTemperature, Rotary
+from asbuilt.spec.positions import (
+    DynamicNTK,
+    GridPositions,
+    LearnedPositions,
+    LinearScaling,
+    LongRope,
+    QueryTemperature,
+    Rotary,
+)
 
 
 @memory_of(LearnedPositions)
@@ -43,8 +51,17 @@ class RotaryMemory(Memory[Rotary]):
         return 2 * run.tokens * self.part.d_rotary * run.width
 
     def resident(self, tokens: int, width: int) -> int:
-        """Cosines and sines of every position, once for each pair of numbers."""
-        return tokens * self.part.d_rotary * width
+        """Cosines and sines of every position, once for each pair of numbers.
+
+        As in vLLM's rotary_embedding: a factor by which frequencies are divided, fixed or growing, makes the table that
+        many times longer; two lists of factors have a table each, one of the original context.
+        """
+        scaling, rows = self.part.scaling, tokens
+        if isinstance(scaling, LinearScaling | DynamicNTK):
+            rows = ceil(tokens * scaling.factor)
+        elif isinstance(scaling, LongRope):
+            rows = tokens + scaling.original_context
+        return rows * self.part.d_rotary * width
 
 
 @memory_of(QueryTemperature)

@@ -17,14 +17,15 @@ from asbuilt.plan.serve.adapters import Adapters
 from asbuilt.plan.serve.conventions import CPU_WORKSPACE, SAMPLER_BYTES, WORKSPACE, Conventions
 from asbuilt.plan.serve.engines import IDEAL, NOTHING, Engine, Given
 from asbuilt.plan.serve.offload import Offload
-from asbuilt.plan.serve.pages import Layout, held_numbers
-from asbuilt.spec import Kind, Model, Pass
+from asbuilt.plan.serve.pages import Layout, Shared, held_bytes, held_numbers, with_states
+from asbuilt.spec import Kind, MixtureOfExperts, Model, Pass
 from asbuilt.spec.part import CacheFormat
 
 # Engines expand the keys and values of this many past tokens at once, where a cache holds latents (vLLM: the workspace
 # of chunked prefill, at most 64 Ki tokens).
 PIECE = 65536
 ADAPTERS = "LoRA adapters"
+MXFP4 = "quantised (mxfp4)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +150,7 @@ class Capacity:
         return CPU_WORKSPACE if self.machine.kind == "cpu" else WORKSPACE
 
     def buffers(self, stage: DeviceStage) -> dict[str, int]:
-        """Returns by name what an engine keeps allocated beside weights: rows that pad the vocabulary, and `keeps`."""
+        """Returns by name what an engine keeps beside weights: what pads vocabulary and experts, and RoPE tables."""
         engine, vocabulary = self.engine, self.vocabulary
         found = {}
         more = -vocabulary % engine.vocabulary
@@ -157,9 +158,25 @@ class Capacity:
             tables = [e for e in stage.folds.stored if e.kind in ("embedding", "head")]
             rows = sum(e.nbytes * e.count for e in tables if e.weight.shape[0] * self.layout.tp == vocabulary)
             found["padding of the vocabulary"] = math.ceil(rows * Fraction(more, vocabulary))
-        if engine.keeps:
+        padded = self._expert_padding(stage)
+        if padded:
+            found["padding of experts"] = padded
+        if engine.tables:
             found["RoPE tables"] = self.kept[0]
         return found
+
+    def _expert_padding(self, stage: DeviceStage) -> int:
+        """Returns the bytes by which experts in mxfp4 are padded to what the engine's kernel multiplies."""
+        if self.precision.name != MXFP4:
+            return 0
+        inner, outer = self.engine.multiples(self.machine)
+        more = Fraction(0)
+        for entry in stage.folds.stored:
+            part = None if entry.node is None else entry.node.own
+            if isinstance(part, MixtureOfExperts) and entry.name in part.spreads() and len(entry.weight.shape) > 2:
+                wide = Fraction(-part.d_ff % inner, part.d_ff) + 1, Fraction(-part.d_expert % outer, part.d_expert) + 1
+                more += entry.nbytes * entry.count * (wide[0] * wide[1] - 1)
+        return math.ceil(more)
 
     @cached_property
     def kept(self) -> tuple[int, int]:
@@ -265,7 +282,11 @@ class Capacity:
 
     def per_user(self, stage: DeviceStage, context: int) -> int:
         """Returns the cache bytes of one sequence of `context` tokens in this stage."""
-        return math.ceil(self.numbers(stage, context).nbytes(self.kv_bytes))
+        return math.ceil(held_bytes(stage, context, self.pages, self.kv_bytes, self.width))
+
+    def shared(self, stage: DeviceStage, context: int) -> Shared | None:
+        """Returns the pages of one sequence if those of states are those of tokens, else None."""
+        return with_states(stage, context, self.pages, self.kv_bytes, self.width)
 
     def in_group(self, stage: DeviceStage, context: int) -> int | float:
         """Returns how many sequences one group fits in this stage, rounded by convention; infinite without a cache."""

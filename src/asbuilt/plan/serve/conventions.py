@@ -80,7 +80,7 @@ MEANING = {
         "full": "sliding-window layers cache every token, as in engines without a hybrid cache",
     },
     "kernel": {
-        "engine": "a serving engine's fused attention: scores are never stored, even with sinks and soft caps",
+        "engine": "a serving engine's fused attention and experts: no scores are stored, even with sinks and soft caps",
         "library": "asbuilt's own attention: scores are stored if there are sinks, soft caps or biases",
     },
     "targets": {

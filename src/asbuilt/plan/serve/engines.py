@@ -68,8 +68,10 @@ OUTSIDE = Outside()
 class Engine:
     """One engine of one version.
 
-    `profiled` engines measure or reserve activations before they allocate the cache. `keeps` tells that buffers of
-    mixtures of experts and RoPE tables stay allocated. `grouped` engines lay layers out in groups of equal size.
+    `profiled` engines measure or reserve activations before they allocate the cache. `tables` tells that RoPE tables
+    stay allocated, `keeps` that the workspaces of mixtures of experts do. `grouped` engines lay layers out in groups of
+    equal size, with states in pages as large as those of tokens. `multiples` are those to which the hidden and the
+    stream's width of experts in mxfp4 are padded on a card.
     `graphs` are bytes per layer, captured after the cache is allocated, from what the utilisation leaves. `vendors` are
     those of the devices that the constants describe, none for any.
     """
@@ -87,7 +89,9 @@ class Engine:
     samples: Literal["sequences", "chunk"] = "sequences"
     float32: bool = False
     outside: Outside = OUTSIDE
+    tables: bool = False
     keeps: bool = False
+    multiples: Callable[[Machine], tuple[int, int]] = field(default=lambda _: (1, 1))
     grouped: bool = False
     vocabulary: int = 1
     graphs: int = 0
@@ -116,8 +120,20 @@ class Engine:
 
 
 def _vllm_sizes(machine: Machine) -> Sizes:
-    large = machine.memory_bytes("reported") >= 70 * GIB and not machine.name.startswith("a100")
+    seen = not machine.shared_memory  # NVML reports no memory of its own there
+    large = seen and machine.memory_bytes("reported") >= 70 * GIB and not machine.name.startswith("a100")
     return Sizes(chunk=8192, sequences=1024) if large else Sizes(chunk=2048, sequences=256)
+
+
+HOPPER = ("h100", "h200", "h800", "h20", "gh200")
+BLACKWELL = ("b200", "b300", "gb200", "gb300")
+
+
+def _mxfp4_multiples(machine: Machine) -> tuple[int, int]:
+    """Of Triton's kernel on Hopper, FlashInfer's on Blackwell, Marlin on all others."""
+    if machine.name.startswith(HOPPER):
+        return 64, 1
+    return (256, 256) if machine.name.startswith(BLACKWELL) else (128, 256)
 
 
 # Of SGLang: the least memory in MiB, tokens of a prefill chunk, and the largest batch of a graph below tp 4 and above.
@@ -151,6 +167,7 @@ def _sglang_sizes(machine: Machine) -> Sizes:
 
 
 CUDA_OUTSIDE = Outside(each=GIB // 4, joined=round(1.79 * GIB), bus=round(0.1 * GIB), library=32 * MIB)
+VLLM_011_OUTSIDE = Outside(each=round(0.06 * GIB), joined=round(1.31 * GIB), bus=round(0.1 * GIB), library=32 * MIB)
 FUSED = {"kernel": "engine", "block_size": BLOCK_SIZE}
 ACTIVATIONS = "the larger of a pass over a whole chunk, declared by the parts, and of its hidden states and the sampler"
 CUDA = {
@@ -158,25 +175,37 @@ CUDA = {
     "joined": "NCCL's and custom all-reduce's buffers of devices that divide a layer: over NVLink 1.79 GiB, the "
     "difference between one H100 and two in vllm-project/vllm pull request 10511; over PCIe 0.1 GiB, from 0.20 GiB in "
     "all on 16 RTX 3090s in pull request 14447",
+    "tables": "none beside weights and cache",
     "keeps": "none beside weights and cache",
+    "multiples": "none",
     "library": "PyTorch's workspace for cuBLAS on Hopper and later, 32 MiB (before: 8)",
     "vocabulary": "tables are padded to a multiple of 64 rows",
     "graphs": "captured after the cache is allocated: 24 MiB per layer, an assumption (published start-ups: 13 to 40)",
 }
 VLLM = CUDA | {
     "utilisation": "the default of --gpu-memory-utilization",
-    "chunk": "8,192 tokens and 1,024 sequences on cards of 70 GiB and more other than the A100, else 2,048 and 256: "
-    "engine/arg_utils.py",
+    "chunk": "8,192 tokens and 1,024 sequences on cards of 70 GiB and more other than the A100, else 2,048 and 256, as "
+    "where memory is the host's, of which NVML reports none: engine/arg_utils.py",
     "activations": ACTIVATIONS,
     "windows": "a window, a chunk and one more page: v1/kv_cache_interface.py, SlidingWindowSpec",
-    "grouped": "layers of one kind in groups as large as the rarest kind, the last one padded: v1/core",
+    "grouped": "layers of one kind in groups as large as the rarest kind, the last one padded: v1/core. Beside states "
+    "a page has the fewest blocks of 16 tokens that take as much as a state, and a state takes a page: "
+    "model_executor/models/config.py, HybridAttentionMambaModelConfig",
+    "tables": "RoPE tables of the model's whole context, as many times longer as positions are interpolated: "
+    "layers/rotary_embedding",
+    "multiples": "hidden and stream's width of experts in mxfp4, to multiples of 64 and 1 on Hopper (Triton), 256 and "
+    "256 on Blackwell (FlashInfer), 128 and 256 elsewhere (Marlin): layers/quantization/mxfp4.py",
 }
 VLLM_019 = VLLM | {
     "sampler": "logits, their float32 copy, float32 probabilities and exponential noise, and a float32 row for each of "
     "an H100's 132 multiprocessors (top-k and top-p in Triton)",
-    "keeps": "both workspaces of fused experts, and RoPE tables of the model's whole context",
+    "keeps": "both workspaces of fused experts",
 }
 VLLM_011 = VLLM | {
+    "outside": "what grows outside PyTorch while the engine profiles, 0.06 GiB, an assumption (start-ups of 0.10 to "
+    "0.16 on one card: 0.02 to 0.07)",
+    "joined": "NCCL's and custom all-reduce's buffers of devices that divide a layer: over NVLink 1.31 GiB, logged by "
+    "0.10.2 on two H200 (1.38 in all); over PCIe 0.1, as 0.21 in all on eight L40S",
     "sampler": "logits, their float32 copy, and a sort: values (4 bytes), indices (8), those before it (8), second "
     "buffers of keys and indices (4 + 8), all at once in PyTorch's Sort.cu",
 }
@@ -190,12 +219,14 @@ ENGINES: dict[str, Engine] = {
         IDEAL,
         Engine(
             name="vllm-0.19",
-            title="vLLM 0.19 (V1 engine, April 2026)",
+            title="vLLM 0.17 to 0.20 (V1 engine, April 2026)",
             source="vllm-project/vllm: v1/worker/gpu_worker.py, v1/worker/gpu_model_runner.py, v1/kv_cache_interface",
             sizes=_vllm_sizes,
             conventions=FUSED | {"windows": "reserved"},
             sampler=Sampler(bytes_each=12, rows=132),
+            tables=True,
             keeps=True,
+            multiples=_mxfp4_multiples,
             grouped=True,
             vocabulary=64,
             graphs=24 * MIB,
@@ -205,16 +236,18 @@ ENGINES: dict[str, Engine] = {
         ),
         Engine(
             name="vllm-0.11",
-            title="vLLM 0.11 (V1 engine, October 2025)",
+            title="vLLM 0.10 to 0.16 (V1 engine, October 2025)",
             source="vllm-project/vllm: v1/worker/gpu_worker.py, v1/sample/ops/topk_topp_sampler.py; PyTorch: Sort.cu",
             sizes=_vllm_sizes,
             conventions=FUSED | {"windows": "reserved"},
             sampler=Sampler(bytes_each=36),
+            tables=True,
+            multiples=_mxfp4_multiples,
             grouped=True,
             vocabulary=64,
             graphs=24 * MIB,
             sources=VLLM_011,
-            outside=CUDA_OUTSIDE,
+            outside=VLLM_011_OUTSIDE,
             vendors=("NVIDIA",),
         ),
         Engine(
@@ -278,7 +311,9 @@ ENGINES: dict[str, Engine] = {
                 "outside": "the CUDA context and modules: 0.5 GiB, an assumption",
                 "windows": "a window and a physical batch, rounded up to 256",
                 "joined": "layers are divided, not their products",
+                "tables": "none beside weights and cache",
                 "keeps": "none beside weights and cache",
+                "multiples": "none",
             },
         ),
         Engine(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from dataclasses import astuple
 from fractions import Fraction
 
 from asbuilt.cost.folded import CacheNumbers
@@ -88,7 +90,7 @@ def _reserve(capacity: Capacity, spent: dict[str, int]) -> Line:
 
 
 def _buffers(capacity: Capacity, stage: DeviceStage) -> Line:
-    return total("buffers", capacity.buffers(stage), source=_sources(capacity, "keeps", "vocabulary"))
+    return total("buffers", capacity.buffers(stage), source=_sources(capacity, "tables", "vocabulary", "multiples"))
 
 
 def _sources(capacity: Capacity, *names: str) -> str:
@@ -200,9 +202,14 @@ def counted(capacity: Capacity, context: int, budget: int, users: int) -> tuple[
     """Returns the lines from the cache budget to tokens and users."""
     stage, c = capacity.tightest(context), capacity.conventions
     cache, scratch = capacity.per_user(stage, context), capacity.scratch(stage)
-    numbers = capacity.numbers(stage, context)
-    formula, size = _cached(numbers, capacity.kv_bytes)
-    paged = f"pages of {c.block_size} tokens" if c.page else "no pages"
+    shared = capacity.shared(stage, context)
+    if shared is None:
+        formula, size = _cached(capacity.numbers(stage, context), capacity.kv_bytes)
+    else:
+        formula = "{pages} × {layers of a group} × {tokens of a page} × {bytes of a token and layer}"
+        size = dict(zip(re.findall(r"{(.+?)}", formula), astuple(shared), strict=True))
+    paged = f"pages of {c.block_size if shared is None else shared.tokens:,} tokens" if c.page else "no pages"
+    paged += "" if shared is None else ", one for each group of layers that keep a state"
     lines = [
         Line(
             name="cache per user",

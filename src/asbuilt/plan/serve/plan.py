@@ -31,7 +31,7 @@ from asbuilt.plan.serve.expected import LEVELS, MINIMUM, Level
 from asbuilt.plan.serve.host_cache import HostCache, host_cache
 from asbuilt.plan.serve.ladder import cached_tokens, counted, ladder
 from asbuilt.plan.serve.offload import offload, processor
-from asbuilt.plan.serve.pages import held_numbers
+from asbuilt.plan.serve.pages import held_bytes
 from asbuilt.plan.serve.place import place
 from asbuilt.plan.serve.roofline import Bound, Roofline, Run
 from asbuilt.plan.serve.search import Found, search
@@ -623,12 +623,12 @@ def _caches(capacity: Capacity, context: int) -> Caches:
     """Returns the caches of the whole model: a cache that is replicated on devices counts once."""
     alone = replace(capacity, layout=Placement(), offload=None).device.stages[0]
     numbers, c = alone.folds.cache_numbers(context), capacity.conventions
-    paged = held_numbers(alone, context, replace(capacity.pages, block=c.block_size))
+    paged = held_bytes(alone, context, replace(capacity.pages, block=c.block_size), capacity.kv_bytes, capacity.width)
     own = capacity.kv_bytes if isinstance(capacity.kv_bytes, CacheFormat) else capacity.precision.width
     return Caches(
         minimum=math.ceil(numbers.nbytes(capacity.kv_bytes)),
         object=math.ceil(numbers.nbytes(own)),
-        paged=math.ceil(paged.nbytes(capacity.kv_bytes)),
+        paged=math.ceil(paged),
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from asbuilt.kernels.memory.loss import LOGITS_ALIVE
 from asbuilt.plan.network import Network
 from asbuilt.plan.placement import Placement
 from asbuilt.plan.train.efficiency import AGAIN, CAST, FUSED_BACKWARD, PASSES, SCORE_BYTES, Reached
@@ -49,7 +48,7 @@ class Computing:
         pieces += [(piece, 1, False) for piece in stage.section.outer]
         moved = sum(count * self._moved_over(piece, inside=inside) for piece, count, inside in pieces)
         if stage.section.stage.last:
-            moved += 2 * LOGITS_ALIVE[self.job.loss] * stage.shares.logits
+            moved += 2 * stage.logits_alive * stage.shares.logits
         return {
             "products": sum(count * self._products(piece, inside=inside) for piece, count, inside in pieces),
             "scores": sum(count * self._scores(piece, inside=inside) for piece, count, inside in pieces),

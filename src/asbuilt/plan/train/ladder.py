@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from asbuilt.kernels.memory.loss import LOGITS_ALIVE
 from asbuilt.plan.lines import Line, Number, total
 from asbuilt.plan.train.optimizers import State
 from asbuilt.plan.train.options import ASSUMPTIONS
@@ -120,7 +119,7 @@ def _moments(stage: StageMemory) -> Iterator[Line]:
             note="the largest of this, the loss and a block's backward pass",
         )
     elif stage.loss_peak >= stage.recompute_peak:
-        alive = LOGITS_ALIVE[stage.job.loss]
+        alive = stage.logits_alive
         gradient = stage.loss_peak - alive * stage.logits
         more = {"gradient of the head's input": gradient} if gradient else {}
         formula = " + ".join(["{at once} × {logits}", *(f"{{{name}}}" for name in more)])

@@ -56,8 +56,8 @@ ASSUMPTIONS = {
     "link": LINK_SOURCE,
     "optimizer": "its step reads and writes its state once, at full memory bandwidth",
     "overlap": "data-parallel traffic overlaps with the backward pass, a context's ring with all computing",
-    "loss": "three float32 tensors of the logits' size at once, as in PyTorch's cross-entropy; two in asbuilt's "
-    "(measured)",
+    "loss": "three float32 tensors of the logits' size at once, as in PyTorch's cross-entropy; two in asbuilt's, "
+    "one where a head is a product alone (measured)",
     "gradient": "the head's new gradient coexists with the one it is added to; three for a tied table (measured)",
     "gathered": "ZeRO-3 gathers two blocks and the weights outside the blocks; ZeRO-2 and 3 hold one block's gradients"
     "; a pipeline's stage gathers all of its weights, and holds all of its gradients, once a step (as torchtitan does)",
@@ -86,7 +86,8 @@ class Options:
     `gradient_dtype` None means `dtype`; `master` keeps an fp32 copy of narrower weights. `targets` None means all
     matrices of the blocks but the router. `schedule` None is interleaved where the run allows it, else 1F1B;
     `interleave` None is as many chunks of a stage as there are blocks. With a `utilisation` of the whole step nothing
-    is computed of its time; with a `kernel_efficiency` it is a lower bound. `network` and `host` are bytes/s of one
+    is computed of its time; with a `kernel_efficiency` it is a lower bound. `attention_efficiency` is the fraction of
+    the dense rate that scores reach, None for what is assumed of any kernel. `network` and `host` are bytes/s of one
     GPU, `price` is of one GPU's hour. `pad_vocabulary` pads it to a multiple of so many rows a tensor-parallel rank.
     """
 
@@ -122,6 +123,7 @@ class Options:
     targets: tuple[str, ...] | None = None
     qlora: bool = False
     kernel_efficiency: float | None = None
+    attention_efficiency: float | None = None
     utilisation: float | None = None
     tokens: float | None = None
     price: float | None = None
@@ -153,6 +155,14 @@ class Options:
                 field="utilisation",
                 value=self.utilisation,
                 fix="give --mfu or --kernel-efficiency",
+            )
+        together = self.utilisation if self.kernel_efficiency is None else self.kernel_efficiency
+        if self.attention_efficiency is not None and together is not None:
+            raise InputError(
+                "the efficiency of all that is computed is given",
+                field="attention_efficiency",
+                value=self.attention_efficiency,
+                fix="leave out --mfu and --kernel-efficiency",
             )
         if self.targets is not None and self.adapters is None:
             raise InputError("needs adapters", field="targets", value=self.targets, fix="give --lora RANK too")
@@ -233,6 +243,7 @@ def stepping(options: Options, tokens: float, *, given: bool = False) -> Options
 # name, more than, at most
 NUMBERS = (
     ("kernel_efficiency", 0.0, 1.0),
+    ("attention_efficiency", 0.0, 1.0),
     ("utilisation", 0.0, 1.0),
     ("tokens", 0.0, 1e18),
     ("effective_time", 0.0, 1.0),

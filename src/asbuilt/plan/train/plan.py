@@ -106,6 +106,8 @@ def speed_of(machine: Machine, options: Options) -> Speed:
         },
     )
     assumed = reached(machine)
+    if options.attention_efficiency is not None:
+        assumed = replace(assumed, scores=options.attention_efficiency)
     if options.kernel_efficiency is None:  # otherwise a lower bound, at full rates
         network = network.reaching(assumed.link)
     return Speed(

@@ -29,7 +29,7 @@ from asbuilt.plan.train.work import (
     timed,
     times_in,
 )
-from asbuilt.spec import Block, Branch, Map, Model, Part, Pass
+from asbuilt.spec import Block, Branch, Head, Map, Model, Part, Pass, TiedHead
 from asbuilt.spec.part import Kind, Weight
 
 
@@ -78,6 +78,7 @@ class Shares:
     copied: State  # tables of the first stage that the last one multiplies too
     stream: int  # bytes of the residual stream of one micro-batch
     logits: int  # bytes of its logits in float32
+    read_once: bool  # whether the loss can be in their place
     rows: int
 
 
@@ -116,6 +117,7 @@ def shares(
         copied=_copied(root, fold),
         stream=split(stream, at.by_tokens),
         logits=_logits(spec, root, replace(local, width=LOGITS_WIDTH), at),
+        read_once=_read_once(root),
         rows=local.rows,
     )
 
@@ -446,6 +448,14 @@ def _logits(spec: Model, root: Node, run: Pass, at: Slice) -> int:
     if at.tp == 1 or not n_vocab:
         return whole
     return whole // n_vocab * own if own < n_vocab else split(whole, at.by_tokens)
+
+
+def _read_once(root: Node) -> bool:
+    """Whether the loss can be in the place of the logits: of one product and nothing else, all columns on a rank."""
+    whole, own = (getattr(part, "head", None) for part in (root.whole, root.own))
+    if not (isinstance(whole, Head | TiedHead) and isinstance(own, Head | TiedHead)):
+        return False
+    return own.n_vocab == whole.n_vocab and own.scale == 1.0 and own.softcap is None
 
 
 def _copied(root: Node, fold: _Fold) -> State:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from asbuilt.kernels.memory.loss import LOGITS_ALIVE, Loss
+from asbuilt.kernels.memory.loss import IN_PLACE, LOGITS_ALIVE, Loss
 from asbuilt.plan.placement import Placement
 from asbuilt.plan.stage import Stage, stages
 from asbuilt.plan.train import schedule as schedules
@@ -259,7 +259,14 @@ class StageMemory:
     @cached_property
     def loss_peak(self) -> int:
         """The tensors of the logits' size that the loss holds, and what is kept of other chunks."""
-        return LOGITS_ALIVE[self.job.loss] * self.logits + self.loss_gradients
+        return self.logits_alive * self.logits + self.loss_gradients
+
+    @property
+    def logits_alive(self) -> int:
+        """Tensors of the logits' size, in float32, that the loss holds at once."""
+        job = self.job
+        in_place = job.loss == "asbuilt" and self.shares.read_once and job.width == LOGITS_WIDTH
+        return IN_PLACE if in_place else LOGITS_ALIVE[job.loss]
 
     @cached_property
     def loss_gradients(self) -> int:

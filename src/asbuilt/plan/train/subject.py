@@ -199,6 +199,7 @@ class Subject:
             copied=State(),
             stream=0,
             logits=0,
+            read_once=False,
             rows=0,
         )
 

@@ -23,7 +23,7 @@ from asbuilt.nn.model import Model
 from asbuilt.plan.stage import Stage as Chunk
 from asbuilt.plan.stage import every_stage
 from asbuilt.train.batch import IGNORED, Batch
-from asbuilt.train.loss import CHUNK, Loss, cross_entropy
+from asbuilt.train.loss import Loss, head_loss
 from asbuilt.train.many.group import Group
 from asbuilt.train.step import casting
 
@@ -172,6 +172,4 @@ class Staged:
         if not bool(kept_N.all()):
             x_NM, targets_N = x_NM[kept_N], targets_N[kept_N]
         assert model.head is not None
-        rows = rows or max(1, CHUNK // model.spec.n_vocab)
-        held = list(model.head.parameters())
-        return cross_entropy(model.scores, x_NM, targets_N, held, z=z, rows=rows, measure=model.measured)
+        return head_loss(model, x_NM, targets_N, z=z, rows=rows, held=list(model.head.parameters()))

@@ -107,7 +107,7 @@ function trains(c, { words, one, tick }) {
     folded("Parallelism and precision", words("Tokens per step", "tokens_per_step", "4M"), words("Ranks of a shard (HSDP)", "hsdp", "all"), words("Chunks per stage", "interleave", "by default"), words("Vocabulary padded to", "pad_vocabulary", "1"), words("Nodes of a token's experts", "expert_nodes", "all"),
       tick("Products in fp8", "fp8"), tick("Rows to experts in fp8", "fp8_dispatch"), tick("Experts overlap", "overlap_experts"), tick("Tensor-parallel sums overlap (AsyncTP)", "overlap_tensor"),
       tick("No sequence parallelism", "sequence_parallel", "no"), tick("Vocabulary is not divided", "divide_vocabulary", "no")),
-    folded("Speed", words("MFU of the whole step", "utilisation", "computed"), words("Kernel efficiency", "kernel_efficiency", "computed"), words("Share of time in steps", "effective_time", "0.9"))];
+    folded("Speed", words("MFU of the whole step", "utilisation", "computed"), words("Kernel efficiency", "kernel_efficiency", "computed"), words("Attention's efficiency", "attention_efficiency", "0.5"), words("Share of time in steps", "effective_time", "0.9"))];
 }
 
 // Opens each folded group in which something is set or wrong, and says beside its name how much is set.

@@ -5,7 +5,7 @@ export const SERVING = ["gpu", "gpus", "tp", "pp", "ep", "node", "network", "hos
   "requests", "seed", "price", "any_vendor", "search"];
 export const TRAINING = ["gpus", "batch", "seq", "accumulate", "zero", "tp", "pp", "ep", "cp", "schedule", "dtype", "optimizer", "checkpointing", "tokens", "price", "lora", "targets", "qlora", "gradient_dtype", "offload",
   "loss", "chunked_loss", "reserve", "master", "tokens_per_step", "hsdp", "interleave", "pad_vocabulary", "expert_nodes", "fp8", "fp8_dispatch", "overlap_experts", "overlap_tensor", "sequence_parallel",
-  "divide_vocabulary", "utilisation", "kernel_efficiency", "effective_time", "search"];
+  "divide_vocabulary", "utilisation", "kernel_efficiency", "attention_efficiency", "effective_time", "search"];
 const BOTH = ["node", "network", "host"]; // of the machines, asked in both plans
 const LONGEST = 30000; // characters of a config or of lengths in a URL
 
