@@ -13,7 +13,7 @@ from contextlib import suppress
 from asbuilt import catalog
 from asbuilt.catalog import machines
 from asbuilt.errors import InputError
-from asbuilt.plan.serve.plan import serve
+from asbuilt.plan.serve.ask import serve
 from asbuilt.plan.serve.workload import Workload, simulate
 from asbuilt.plan.train import report
 from asbuilt.plan.train.plan import train

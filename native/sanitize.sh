@@ -35,4 +35,4 @@ done
 c++ "${flags[@]}" -shared "${sources[@]}" "${objects[@]}" -o "$build/asbuilt_native/libasbuilt_kernels.so" -lpthread
 cp "$root/native/asbuilt_native/__init__.py" "$build/asbuilt_native/"
 LD_PRELOAD="$preload" PYTHONPATH="$build:$root/src" \
-  "$python" -m pytest -q -p no:cacheprovider "$root/tests/kernels/test_native.py"
+  "$python" -m pytest -q -p no:cacheprovider "$root/tests/kernels/test_native.py" "$root/tests/kernels/test_training_attention.py"

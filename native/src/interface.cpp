@@ -449,6 +449,12 @@ PUBLIC int asbuilt_likelihood(const Likelihood* job) {
   return 1;
 }
 
+PUBLIC void asbuilt_attention(const TrainingAttention* job) {
+  const Kernels& k = *chosen();
+  each(job->texts * job->key_heads,
+       [&](int64_t i) { k.attend_in_training(*job, i / job->key_heads, i % job->key_heads); });
+}
+
 // Tokens of each of `texts` texts through a run of layers: x + o(mixed(norm(x))), x + down(act(gate) * up), mixed by
 // attention or by a gated delta rule.
 

@@ -7,6 +7,7 @@
 
 #include "attention.h"
 #include "gradients.h"
+#include "training_attention.h"
 
 namespace asbuilt {
 namespace KERNELS {
@@ -492,7 +493,8 @@ const ManyRows kInFloat32 = {kTall, kNearColumns, 1, sizeof(float), pack_rows, m
 const Kernels kTable = {NAME(KERNELS), round_rows, packed_groups, packed_tail,   unpack_row, delta_rule, convolve,
                         gated_norm,    gated_product, gate,       attend,        attend_many, attend_many, kInFloat32,
                         kInFloat32,    kInFloat32,    write_codes, read_codes,  widen,        narrow,        few_rows,
-                        activate,      norm_rows,     norm_gradient_rows, turn_heads, likelihood};
+                        activate,      norm_rows,     norm_gradient_rows, turn_heads, likelihood,
+                        attend_in_training};
 
 }  // namespace KERNELS
 }  // namespace asbuilt

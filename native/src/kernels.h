@@ -115,6 +115,20 @@ struct Likelihood {
   void* dl;             // contiguous
 };
 
+// Attention of a training step in float32, of queries over as many keys if `causal`; with `dy` the gradients.
+constexpr int64_t kWidestHead = 256;
+struct TrainingAttention {
+  struct HeadRows {  // the numbers of a head lie side by side
+    const float* data;
+    int64_t strides[3];  // between texts, heads and tokens
+  } q, k, v, dy;
+  int64_t texts, heads, key_heads, tokens, keys, d;  // `heads` a multiple of `key_heads`, `d` at most kWidestHead
+  bool causal;
+  float scale;
+  float *y, *log_z;      // (texts, tokens, heads, d), and log-sum-exps (texts, tokens, heads)
+  float *dq, *dk, *dv;   // (texts, tokens, heads, d), and twice (texts, keys, key_heads, d)
+};
+
 struct Kernels {
   const char* name;
   void (*round_rows)(const float* x, int64_t rows, int64_t inputs, int64_t stride, Rounded* out);
@@ -151,6 +165,7 @@ struct Kernels {
   void (*norm_gradient_rows)(const Norms& job, int64_t first, int64_t last, float* dgain);
   void (*turn_heads)(const Heads& job, int64_t first, int64_t last);  // tokens of all texts
   void (*likelihood)(const Likelihood& job, int64_t first, int64_t last);
+  void (*attend_in_training)(const TrainingAttention& job, int64_t text, int64_t key_head);
 };
 
 // Formats by their numbers: of blocks, and of plain numbers, which have no units.

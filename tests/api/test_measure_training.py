@@ -30,6 +30,18 @@ MIXTRAL = {
     "max_position_embeddings": 96,
 }
 T5 = {"model_type": "t5", "vocab_size": 4096, "d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4}
+
+
+def clip(n_vocab: int = 1000, *, context: int = 96, side: int = 4, layers: int = 2) -> Model:
+    """A CLIP of width 64 with images of `side` x `side` patches."""
+    towers = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 256}
+    text = towers | {"num_hidden_layers": 2, "max_position_embeddings": context, "vocab_size": n_vocab}
+    vision = towers | {"num_hidden_layers": layers, "image_size": 8 * side, "patch_size": 8}
+    text["eos_token_id"] = n_vocab - 1
+    config = {"model_type": "clip", "projection_dim": 32, "text_config": text, "vision_config": vision}
+    return read_config(config, "clip").spec
+
+
 KINDS = ("none", "selective", "full")
 
 
@@ -39,6 +51,7 @@ def specs() -> dict[str, Model]:
         "llama": decoder(**SIZES, n_kv_heads=2),
         "mixtral": read_config(MIXTRAL, "mixtral").spec,
         "t5": read_config(T5, "t5").spec,
+        "clip": clip(),
     }
 
 
@@ -60,7 +73,7 @@ def _calibrated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "STEPS", 2)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "mixtral", "t5"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "mixtral", "t5", "clip"])
 def test_memory_and_flops_are_as_planned(name: str) -> None:
     """State exactly; saved bytes, peak and FLOPs within the stated tolerance, in all three kinds of checkpointing."""
     spec, batch = specs()[name], random.randint(2, 4)
@@ -86,6 +99,31 @@ def test_the_peak_of_a_chunked_loss(name: str, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(loss, "CHUNK", chunk)
     made = asbuilt.measure(specs()[name], training=True, batch=2, seq=96)
     assert made.ok, [(row.figure, row.error) for row in made.rows if not row.ok]
+
+
+@pytest.mark.parametrize(
+    ("spec", "batch", "seq", "where"),
+    [
+        (clip(300), 8, 96, "text"),
+        (clip(300, side=7, layers=3), 6, 16, "image"),
+        (clip(9000), 2, 24, "gradient_peak"),
+        (clip(300, side=2, layers=1, context=4), 700, 4, "loss_peak"),
+    ],
+)
+def test_the_peak_of_pairs(spec: Model, batch: int, seq: int, where: str) -> None:
+    """It is in a block of either tower, while that of images runs or after it; in the loss; or at the token table."""
+    made = asbuilt.measure(spec, training=True, batch=batch, seq=seq)
+    assert made.ok, [(row.figure, row.error) for row in made.rows if not row.ok]
+    assert all(row.tolerance <= 0.03 for row in made.rows if not row.timed)
+    machine = training.from_calibration(training.asdict(Speeds()))  # type: ignore[call-overload]
+    stage = training._planned(spec, machine, batch, seq, "none").trial.fullest
+    if where.endswith("peak"):
+        assert getattr(stage, where) == stage.temporary > stage.recompute_peak
+    else:
+        assert stage.temporary == stage.recompute_peak
+        tower = stage.section.kinds[0][0]
+        assert (stage.largest is tower) == (where == "image")
+    assert {row.unit for row in made.rows if row.timed} == {"pairs/s"}
 
 
 def test_the_weights_do_not_move_and_the_flops_are_three_forward_passes() -> None:
@@ -119,6 +157,6 @@ def test_what_cannot_be_measured_is_refused_by_name(changes: dict[str, Any], fie
 
 def test_models_without_a_loss_on_tokens_are_refused() -> None:
     with pytest.raises(InputError, match="read tokens and predict"):
-        asbuilt.measure("clip-vit-base-patch32", training=True)
+        asbuilt.measure("llava-1.5-7b", training=True)
     with pytest.raises(InputError, match="and this machine has"):
         asbuilt.measure("llama-3.1-405b", training=True)

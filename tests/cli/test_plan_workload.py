@@ -10,19 +10,19 @@ import pytest
 from click.testing import Result
 
 from asbuilt.cli.plan import COMMANDS
-from asbuilt.plan.serve.plan import serve
+from asbuilt.plan.serve.ask import serve
 from asbuilt.plan.serve.workload import Workload
 
 Run = Callable[..., Result]
 WORDS = ("plan", "serve", "llama-3-8b", "--gpu", "h100-sxm")
-ASKED = ("--input-tokens", "2k", "--output-tokens", 300, "--rate", "300/min", "--requests", 60)
+ASKED = ("--input-tokens", "2k", "--output-tokens", 300, "--rate", "300/min", "--requests", 400)
 
 
 def test_the_document_has_the_workload(run: Run) -> None:
     found = run(*WORDS, *ASKED, "--price", "$2.50/h", "--json")
     assert found.exit_code == 0
     document = json.loads(found.stdout)
-    workload = Workload(lengths=((2000, 300),), rate=5.0, requests=60)
+    workload = Workload(lengths=((2000, 300),), rate=5.0, requests=400)
     plan = serve("llama-3-8b", "h100-sxm", workload=workload, price=2.5)
     made = json.loads(json.dumps(plan.document()))
     assert document["workload"] == made["workload"]

@@ -10,7 +10,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from asbuilt import cost
+from asbuilt.catalog import machines
 from asbuilt.cli.main import cli
+from asbuilt.families import read_config
+from asbuilt.spec import Pass
+from asbuilt.train import recipe as recipes
 
 TINY = ["model.config.n_layer=1", "model.config.n_embd=8", "model.config.n_head=2", "data.context=4", "data.batch=2"]
 
@@ -49,8 +54,37 @@ def test_a_wrong_key_is_one_message() -> None:
     assert "optimizer.rl: unknown key" in ran.stderr
 
 
-def test_pairs_of_images_and_texts_are_not_planned() -> None:
-    made = CliRunner().invoke(cli, ["train", "clip", "--dry-run"])
-    assert made.exit_code == 2
-    assert "data.objective: is not planned" in made.stderr
-    assert "calibrat" not in made.stderr  # nothing is timed first
+def test_masks_of_documents_are_planned(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """4 bytes of each pair of a row's tokens, once for all layers, and 16 of each token: its position and document."""
+    monkeypatch.setattr("asbuilt.measure.this_machine", lambda **_: machines.find("a100-80gb"))
+    rows, context = 3, 16
+    sizes = [f"data.context={context}", f"data.batch={rows}"]
+    plain, masked = (
+        json.loads(CliRunner().invoke(cli, [*words, *sizes, *more, "--dry-run", "--json"]).stdout)
+        for more in ([], ["data.document_mask=true"])
+    )
+    made = 4 * rows * context**2 + 8 * rows * context + 8 * (rows - 1) * context
+    # a tokenizer that ends documents has other tokens, and so another state
+    assert (masked["bytes"] - masked["state_bytes"]) - (plain["bytes"] - plain["state_bytes"]) == made
+
+
+def test_pairs_of_images_and_texts_are_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """800 steps of 72 pairs; parameters as built, and FLOPs of a pair as the costs of its batch say."""
+    monkeypatch.setattr("asbuilt.measure.this_machine", lambda **_: machines.find("a100-80gb"))
+    shown = CliRunner().invoke(cli, ["train", "clip", "--dry-run"])
+    assert shown.exit_code == 0, shown.stderr
+    assert all(
+        words in shown.stdout for words in ("FLOPs per pair, exact", "training pairs", "57,600", "pairs per step")
+    )
+    made = json.loads(CliRunner().invoke(cli, ["train", "clip", "--dry-run", "--json"]).stdout)
+    assert (made["unit"], made["pairs"], made["pairs_per_step"]) == ("pairs", 57600, 72)
+    config = recipes.read("clip", []).model.config
+    text = config["text_config"] | {"vocab_size": made["n_vocab"], "eos_token_id": made["n_vocab"] - 1}
+    spec = read_config(config | {"text_config": text}, "clip").spec
+    assert made["parameters"] == cost.total_parameters(spec)
+    assert made["state_bytes"] == 16 * made["parameters"]
+    run = Pass(tokens=16, batch=72, images=1, width=4)
+    assert made["flops_per_pair"]["exact"] == pytest.approx(cost.flops(spec, run).training / 72)
+    refused = CliRunner().invoke(cli, ["train", "clip", "--dry-run", "parallel.ranks=2"])
+    assert refused.exit_code == 2
+    assert "parallel.ranks: needs a process alone" in refused.stderr

@@ -80,17 +80,19 @@ def test_cache() -> None:
 # of attention what it reads, queries, keys and values (half as wide), what it mixed, and a float32 for each head and
 # token; of the feed-forward part what it reads, and four of its width.
 NORM, MIXER = 160 + 40, 160 + 160 + 80 + 80 + 160 + 160
-NARROW, WIDE = 2 * NORM + MIXER + 160 + 4 * 240, 2 * NORM + MIXER + 50 + 160 + 4 * 400  # with a mask of 5 x 5
-OUTSIDE = 10 * 8 + 40 + NORM + 160  # token numbers, rotary tables, the last norm, the head's input
+NARROW, WIDE = 2 * NORM + MIXER + 160 + 4 * 240, 2 * NORM + MIXER + 160 + 4 * 400
+OUTSIDE = (
+    10 * 8 + 40 + 50 + NORM + 160
+)  # token numbers, rotary tables, a mask of 5 x 5, the last norm, the head's input
 
 
 def test_saved() -> None:
     bill = cost.saved(SPEC, RUN)
     assert bill.all == NARROW + WIDE + OUTSIDE == 5810
-    assert bill.block == WIDE == 3010
+    assert bill.block == WIDE == 2960
     assert bill.checkpointed == 2 * 160 + OUTSIDE
-    # made again: what attention and the feed-forward part read, the mask, two of four of the width
-    assert bill.selective == bill.all - (160 + 160 + 2 * 240) - (160 + 160 + 50 + 2 * 400)
+    # made again: what attention and the feed-forward part read, two of four of the width
+    assert bill.selective == bill.all - (160 + 160 + 2 * 240) - (160 + 160 + 2 * 400)
     assert bill.loss == 110 * 4 + 10 * 8 + 4  # log-probabilities in float32, targets in int64, their weight
     assert cost.logits_bytes(SPEC, RUN) == 10 * 11 * 2
     assert cost.logits_bytes(SPEC, replace(RUN, logits="last")) == 2 * 11 * 2

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from asbuilt import cost
+from asbuilt import InputError, cost
 from asbuilt.kernels.memory import memory
 from asbuilt.kernels.memory.attention import AttentionMemory
 from asbuilt.measure import run as measured
@@ -36,11 +36,21 @@ from asbuilt.spec import (
     walk,
     weights,
 )
+from asbuilt.spec.documents import require_separable
 
 BATCH, TOKENS = st.integers(1, 3), st.integers(1, 20)
 ANY = strategies.specs() | strategies.translators() | strategies.encoders()
 ANY |= strategies.adapted() | strategies.clipped()
 KERNELS = st.sampled_from(("reference", "fused"))
+
+
+def separable(spec: Model) -> bool:
+    """Whether documents of one row can be kept apart."""
+    try:
+        require_separable(spec)
+    except InputError:
+        return False
+    return True
 
 
 def counted(spec: Model, run: Pass) -> int:
@@ -165,6 +175,21 @@ def test_saves_is_what_autograd_keeps(spec: Model, batch: int, tokens: int, kern
     model = strategies.randomised(spec, 0, dtype)
     run = Pass(tokens=tokens, batch=batch, kernel=kernel, width=dtype.itemsize)  # type: ignore[arg-type]
     kept, _ = measured.saved_bytes(model, tokens, batch, kernel)  # type: ignore[arg-type]
+    assert cost.saved(spec, run).all == kept
+
+
+@given(strategies.specs(max_blocks=2), BATCH, TOKENS, KERNELS, st.sampled_from((torch.float32, torch.bfloat16)))
+@settings(max_examples=100)
+def test_documents_kept_apart_save_what_is_billed(
+    spec: Model, batch: int, tokens: int, kernel: str, dtype: torch.dtype
+) -> None:
+    """A mask for each sequence that layers share, and positions of each, where one was enough, or none."""
+    if not separable(spec):
+        return
+    model = strategies.randomised(spec, 0, dtype)
+    run = Pass(tokens=tokens, batch=batch, kernel=kernel, width=dtype.itemsize, documents=True)  # type: ignore[arg-type]
+    numbers = torch.arange(batch * tokens).view(batch, tokens) // 3
+    kept, _ = measured.saved_bytes(model, tokens, batch, kernel, documents=numbers)  # type: ignore[arg-type]
     assert cost.saved(spec, run).all == kept
 
 

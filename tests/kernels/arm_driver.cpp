@@ -97,6 +97,23 @@ void compare_attention(const Kernels& k, const Kernels& plain, int type) {
   same("attention of many tokens", many(k), many(plain), 1e-5f);
 }
 
+void compare_attention_in_training(const Kernels& k, const Kernels& plain) {
+  const int64_t d = number(1, 70), group = number(1, 3), keys = number(2, 150), causal = number(0, 1);
+  const int64_t tokens = causal ? keys : number(2, 150), queries = tokens * group * d;
+  const std::vector<float> q = drawn(queries), keys_of = drawn(keys * d), values = drawn(keys * d), dy = drawn(queries);
+  const auto both = [&](const Kernels& by) {
+    std::vector<float> made(2 * queries + group * tokens + 2 * keys * d);
+    float *y = made.data(), *log_z = y + queries, *dq = log_z + group * tokens, *dk = dq + queries, *dv = dk + keys * d;
+    const TrainingAttention::HeadRows rows{q.data(), {0, d, group * d}}, of{keys_of.data(), {0, 0, d}}, with{values.data(), {0, 0, d}};
+    TrainingAttention job{rows, of, with, {}, 1, group, 1, tokens, keys, d, causal != 0, 0.3f, y, log_z, dq, dk, dv};
+    by.attend_in_training(job, 0, 0);
+    job.dy = {dy.data(), {0, d, group * d}};
+    by.attend_in_training(job, 0, 0);
+    return made;
+  };
+  same("attention in training", both(k), both(plain), 1e-4f);
+}
+
 // To plain numbers and back, those that are subnormal, large or no numbers too: bit for bit.
 void compare_numbers(const Kernels& k, const Kernels& plain, int type) {
   std::vector<float> x = drawn(300);
@@ -186,6 +203,7 @@ int main(int, char** arguments) {
   for (int round = 0; round < 3; ++round) {
     for (int type = kBlockFormats; type < kFormatCount + kCodeCount; ++type) compare_attention(k, portable::kTable, type);
     for (int type = kBlockFormats; type < kFormatCount; ++type) compare_numbers(k, portable::kTable, type);
+    compare_attention_in_training(k, portable::kTable);
     compare_the_rest(k, portable::kTable);
   }
   while (answer()) {}

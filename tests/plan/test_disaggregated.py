@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from asbuilt import cost
 from asbuilt.errors import InputError
 from asbuilt.plan.serve import tandem
+from asbuilt.plan.serve.ask import serve
 from asbuilt.plan.serve.disaggregate import Pool, pool
-from asbuilt.plan.serve.plan import ServePlan, serve
+from asbuilt.plan.serve.plan import ServePlan
 from asbuilt.plan.serve.simulate import Request
 from asbuilt.plan.serve.transfer import ends
 from asbuilt.plan.serve.workload import Served, Workload
@@ -127,9 +128,9 @@ def test_a_saturated_prefill_pool_serves_its_groups_over_the_seconds_of_a_prompt
     assert found.input_tokens_per_second == pytest.approx(groups * prompt / seconds, rel=0.02), SEED
     assert plan.balances is not None
     assert plan.balances["middle"].prefill == pytest.approx(groups / seconds, rel=0.02), SEED
-    assert not found.sustained
+    assert found.sustained is False
     assert found.pools is not None
-    assert not found.pools.prefill_sustained
+    assert found.pools.prefill_sustained is False
 
 
 def test_a_saturated_decode_pool_serves_its_slots_over_the_steps_of_an_answer() -> None:
@@ -166,7 +167,7 @@ def test_a_slow_network_carries_one_cache_at_a_time_on_either_side(prefill: int,
     busiest = found.pools.sending if prefill <= decode else found.pools.receiving
     assert busiest == pytest.approx(1, abs=0.03)
     assert found.pools.prefill_cache_most <= 1
-    assert not found.sustained
+    assert found.sustained is False
     assert not (found.pools.transfer_sustained and found.pools.prefill_sustained)
 
 
@@ -268,7 +269,7 @@ def test_a_cache_stays_where_it_was_computed_until_it_is_sent() -> None:
     assert found.requests_per_second == pytest.approx(1 / link, rel=0.02), SEED
     assert found.pools is not None
     assert 0.7 < found.pools.prefill_cache_most <= 1
-    assert not found.pools.prefill_sustained
+    assert found.pools.prefill_sustained is False
 
 
 def test_the_price_is_that_of_both_pools() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
@@ -13,6 +15,8 @@ from asbuilt import InputError
 from asbuilt.catalog.machine import Machine
 from asbuilt.plan import ServePlan, serve
 from asbuilt.plan.serve.host_cache import HostCache
+from asbuilt.plan.serve.simulate import Group, Outcome, Request
+from asbuilt.plan.serve.workload import Workload, host_room, outcome, prepared, simulate
 
 CPU = Machine(name="slow", kind="cpu", memory_gb=0.01, bandwidth=2.5e8, rates={"bf16": 1e9})
 
@@ -76,3 +80,78 @@ def test_refusals() -> None:
         serve(DENSE, CPU, kv_host=1e6)
     with pytest.raises(InputError, match="layers in host memory"):
         ask(kv_host=1e6, gpu_layers=2, cpu=CPU)
+
+
+SEED = random.SystemRandom().randrange(2**31)
+
+
+def two(host: float | None, prompt: int, answer: int, fits: float = 1.5) -> tuple[ServePlan, Outcome]:
+    """Two alike sequences at once and no more, where `fits` of one fit."""
+    workload = Workload(lengths=((prompt, answer),), rate=1.0)
+    options: dict[str, Any] = {"context": prompt + answer, "chunk": 4096, "kv_host": host}
+    options["conventions"] = {"utilisation": 1.0, "page": False, "host": 1e9}
+    plan = serve("smollm2-135m", "memory=80GB,bandwidth=1TB/s,bf16=30T", **options)
+    stage = plan.capacity.device.stages[0]
+    each = plan.capacity.per_user(stage, workload.longest) + plan.capacity.logits
+    room = int(plan.capacity.fixed(stage, workload.longest) + fits * each)
+    plan = serve("smollm2-135m", f"memory={room},bandwidth=1TB/s,bf16=30T", **options)
+    at = plan.roofline.judged
+    ready = prepared(at, workload, workload.longest, 1)
+    assert ready is not None
+    source = (Request(number=i, arrived=0.0 if i < 2 else 1e9, prompt=prompt, output=answer) for i in count())
+    group = Group(ready.times, ready.room, source, host=host_room(at, workload.longest))
+    return plan, group.run(ready.curve, 2, 0)
+
+
+def test_a_preempted_sequence_is_brought_back_in_the_time_of_its_bytes() -> None:
+    """When the first ends, the second's cache crosses the bus; then it decodes alone from where it stopped."""
+    drawn = random.Random(SEED)
+    prompt, answer = drawn.randint(200, 800), drawn.randint(1200, 2000)
+    plan, found = two(1e12, prompt, answer)
+    first, second = found.requests
+    assert found.host is not None
+    assert (found.preempted, found.host.returned) == (1, 1)
+    given = math.floor(1.5 * (prompt + answer) / 2) - prompt  # tokens of both when they fill the room, about
+    at, token = plan.roofline.judged, 30 * 2 * 3 * 64 * 2
+    crossing = (prompt + given) * token / (0.55 * 1e9)
+    alone = sum(at.decode(1, context).seconds for context in range(prompt + given + 1, prompt + answer))
+    assert second.finished - first.finished == pytest.approx(crossing + alone, rel=0.02), SEED
+    assert found.host.most == pytest.approx((prompt + given) * token, rel=0.02)
+    assert found.host.used == pytest.approx(0, abs=1)
+
+
+def test_without_room_in_host_memory_it_is_computed_again() -> None:
+    drawn = random.Random(SEED)
+    prompt, answer = drawn.randint(200, 800), drawn.randint(1200, 2000)
+    _, without = two(None, prompt, answer)
+    _, small = two(1000.0, prompt, answer)
+    assert small.host is not None
+    assert (without.preempted, small.preempted, small.host.returned) == (1, 1, 0)
+    for one, other in zip(without.requests, small.requests, strict=True):
+        assert (one.first, one.finished) == (other.first, other.finished)
+    fits, both = two(1e12, prompt, answer, 3.0), two(None, prompt, answer, 3.0)
+    assert [r.finished for r in fits[1].requests] == [r.finished for r in both[1].requests]
+
+
+def test_every_token_is_given_once_however_often_sequences_come_back() -> None:
+    drawn = random.Random(SEED)
+    lengths = tuple((drawn.randint(5, 300), drawn.randint(100, 900)) for _ in range(9))
+    workload = Workload(lengths=lengths, rate=50.0, requests=60, prefix_share=0.3, seed=SEED)
+    options: dict[str, Any] = {"workload": workload, "kv_host": 1e9, "conventions": {"utilisation": 1.0, "host": 1e9}}
+    plan = serve("smollm2-135m", "memory=80GB,bandwidth=1TB/s,bf16=30T", **options)
+    stage = plan.capacity.device.stages[0]
+    each = plan.capacity.per_user(stage, workload.longest) + plan.capacity.logits
+    room = int(plan.capacity.fixed(stage, workload.longest) + 3.3 * each)
+    plan = serve("smollm2-135m", f"memory={room},bandwidth=1TB/s,bf16=30T", **options)
+    found = outcome(plan.roofline.judged, workload)
+    assert found is not None
+    assert found.host is not None
+    assert found.host.returned > 0
+    assert all(r.arrived < r.first <= r.finished < math.inf for r in found.requests), SEED
+    assert found.end.outputs >= sum(r.output for r in found.requests)
+    assert found.most_cache <= 1.02 * found.room  # the next step's tokens are booked before they stop
+    assert found.host.used <= found.host.most <= found.host.nbytes
+    served = simulate(plan.roofline.judged, workload)
+    assert served is not None
+    assert served.returned == found.host.returned
+    assert "brought back from the host" in plan.markdown()

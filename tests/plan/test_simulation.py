@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 
 from asbuilt import cost
-from asbuilt.plan.serve.plan import ServePlan, serve
+from asbuilt.plan.serve.ask import serve
+from asbuilt.plan.serve.plan import ServePlan
 from asbuilt.plan.serve.roofline import Roofline
 from asbuilt.plan.serve.workload import Served, Workload, outcome, requests, simulate
 from asbuilt.spec import Pass

@@ -369,6 +369,25 @@ CASES: dict[str, tuple[Model, dict[str, Any], dict[str, float]]] = {
             "communication.context.bytes": 32_768,
         },
     ),
+    "context parallel, gathered": (
+        DENSE,
+        {"gpus": 4, "cp": 4, "network": 1e8, "zero": 1, "gather_context": True},
+        {
+            # the others' 6,144 bytes of 4 blocks, gathered once; their gradients scattered once
+            "communication.context.bytes": 49_152,
+            "communication.context.seconds": 491.52e-6,
+            "step.breakdown_seconds.context": 491.52e-6,  # nothing hides it
+            "step.breakdown_seconds.computing": 37.502976e-6,
+        },
+    ),
+    "context parallel with windows, gathered, blocks run again": (
+        SPARSE,
+        {"gpus": 2, "cp": 2, "checkpointing": "full", "gather_context": True},
+        {
+            # all of the other's 16 tokens, whatever the window: 4,096 bytes of 4 blocks, gathered twice, scattered once
+            "communication.context.bytes": 49_152,
+        },
+    ),
     # A block, forward: 64 x 2 x (12,288 + 256) = 1,605,632; two experts a token 64 x 2 x 2 x 18,432 = 4,718,592;
     # scores of 36 + 24 x 8 = 228 pairs 2 x 2 x 16 x 4 x 2 x 228 = 116,736: 6,440,960.
     # In all 3 x (4 x 6,440,960 + 8,192,000) = 101,867,520.

@@ -46,9 +46,11 @@ DEFAULTS = {
     "overlap_experts": False,
     "overlap_tensor": False,
     "pad_vocabulary": 1,
+    "gather_context": False,
     "sequence_parallel": True,
     "divide_vocabulary": True,
     "checkpointing": "none",
+    "documents": False,
     "chunked_loss": 1,
     "loss": "pytorch",
     "offload": "none",
@@ -85,6 +87,8 @@ def test_defaults_are_said_once() -> None:
     assert said["assumptions"]["products"].startswith("77% of the fastest product")
     chunked = json.loads(run("plan", "train", "gpt2", "--gpu", "h100-sxm", "--chunked-loss", "--json").stdout)
     assert chunked["options"]["chunked_loss"] == 8
+    apart = json.loads(run("plan", "train", "gpt2", "--gpu", "h100-sxm", "--documents", "--json").stdout)
+    assert apart["options"]["documents"] is True
 
 
 def test_options_reach_the_plan() -> None:
@@ -95,7 +99,7 @@ def test_options_reach_the_plan() -> None:
         "--no-divide-vocabulary --hsdp 2 --schedule 1f1b --fp8 --fp8-dispatch --expert-nodes 4 --overlap-experts "
         "--overlap-tensor --pad-vocabulary 128 --chunked-loss 4 --loss asbuilt --offload activations --lora 8 "
         "--targets q,v --qlora --tokens 2B --kernel-efficiency 0.5 --price 3 --effective-time 0.8 --reserve-share 0.1 "
-        "--node 4 --network 400Gb/s --host 16GB/s"
+        "--gather-context --node 4 --network 400Gb/s --host 16GB/s"
     )
     said = json.loads(run("plan", "train", "llama-3-8b", "--gpu", "h100-sxm", *words.split(), "--json").stdout)
     assert said["options"] == DEFAULTS | {
@@ -120,6 +124,7 @@ def test_options_reach_the_plan() -> None:
         "overlap_experts": True,
         "overlap_tensor": True,
         "pad_vocabulary": 128,
+        "gather_context": True,
         "sequence_parallel": False,
         "divide_vocabulary": False,
         "checkpointing": "selective",
@@ -776,6 +781,7 @@ def test_the_whole_document() -> None:
         "reserve_bytes",
         "flops_total",
         "flops_per_token",
+        "unit",
         "tokens",
         "chinchilla_tokens",
         "days",
@@ -800,6 +806,7 @@ def test_the_whole_document() -> None:
         "state_bytes",
         "activation_bytes",
         "logits_bytes",
+        "unit",
         "flops_total",
         "flops",
         "days",

@@ -13,10 +13,11 @@ from asbuilt.catalog import machines
 from asbuilt.catalog.quantities import parse_per_time, parse_price, parse_tokens
 from asbuilt.errors import InputError
 from asbuilt.plan.serve import workload as module
+from asbuilt.plan.serve.ask import serve
 from asbuilt.plan.serve.curve import Curve
 from asbuilt.plan.serve.limits import least
 from asbuilt.plan.serve.money import Price
-from asbuilt.plan.serve.plan import ServePlan, serve
+from asbuilt.plan.serve.plan import ServePlan
 from asbuilt.plan.serve.search import search
 from asbuilt.plan.serve.workload import Served, Workload, read_lengths
 
@@ -126,7 +127,7 @@ def test_users_by_format_are_those_of_plans_in_these_formats() -> None:
 
 
 def test_the_cheapest_layout_meets_the_targets_and_one_copy_less_does_not() -> None:
-    workload = replace(USUAL, rate=30.0, requests=300)
+    workload = replace(USUAL, rate=30.0, requests=None)
     plan = serve("llama-3-8b", "h100-sxm", workload=workload, latency_target=0.03, first_token_target=0.5)
     found = search(plan.roofline, plan.asked.goal, plan.context)
     assert found

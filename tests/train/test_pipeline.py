@@ -146,7 +146,5 @@ def test_chunks_that_do_not_divide_are_refused_before_it_starts(
 
 
 def test_ranks_that_no_stages_have_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"parallel\.context: not trained yet.*must be 1"):
-        recipe(tmp_path, "run", *WHOLE, "parallel.context=2")
     with pytest.raises(InputError, match=r"parallel\.pipeline: must be such that tensor x pipeline = 6 divides"):
         arranged(recipe(tmp_path, "run", *WHOLE, "parallel.pipeline=3", "parallel.tensor=2"), 4)

@@ -48,7 +48,7 @@ def _group_of(args: tuple[Any, ...]) -> ProcessGroup:
     for one in args:
         if isinstance(one, torch.ScriptObject) and _group(one):
             return ProcessGroup.unbox(one)
-    return _resolve_process_group(next(one for one in args if isinstance(one, str)))  # pyright: ignore[reportArgumentType]
+    return _resolve_process_group([one for one in args if isinstance(one, str)][-1])  # pyright: ignore[reportArgumentType]
 
 
 def _group(one: torch.ScriptObject) -> bool:
@@ -70,5 +70,7 @@ COUNTED: dict[Any, Callable[[tuple[Any, ...], int], float]] = {
     c10d._reduce_scatter_base_.default: lambda args, n: _ring(n) * _size(args[1]),
     c10d.alltoall_base_.default: lambda args, n: _ring(n) * _size(args[1]),
     torch.ops._c10d_functional.all_to_all_single.default: lambda args, n: _ring(n) * _size(args[0]),
+    torch.ops._c10d_functional.all_gather_into_tensor.default: lambda args, n: (n - 1) * _size(args[0]),
+    torch.ops._c10d_functional.reduce_scatter_tensor.default: lambda args, n: _ring(n) * _size(args[0]),
     c10d.send.default: lambda args, n: float(_size(args[0])),
 }

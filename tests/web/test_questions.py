@@ -81,6 +81,7 @@ def test_workloads_and_layouts_are_those_of_the_command_line(model: str, by: str
         ("llama-3-8b", "h100-sxm-3g.40gb", {"lora": random.randint(2, 9), "lora_rank": 8, "lora_targets": "q, v"}),
         ("llama-3-8b", "h100-sxm,bf16=800T", {"kv_host": f"{random.randint(20, 90)}GiB", "context": "4k"}),
         ("llama-3-70b", "l4", {"any_vendor": "yes", "users": 3}),
+        ("gpt-oss-20b", "l40s", {"gpus": 8, "tp": 1, "ep": 8, "redundant_experts": 8 * random.randint(1, 4)}),
         (
             "gpt-oss-20b",
             "l40s",
@@ -119,6 +120,7 @@ def test_every_option_of_serving_gives_the_document_of_the_command_line(
         {"gpus": 16, "zero": 3, "hsdp": 4, "tokens_per_step": 16 * 4096 * random.randint(1, 4), "master": "no"},
         {"gpus": 4, "tp": 4, "sequence_parallel": "no", "divide_vocabulary": "no", "pad_vocabulary": 100, "fp8": "yes"},
         {"gpus": 4, "pp": 4, "accumulate": 8, "interleave": 2, "overlap_tensor": "yes", "loss": "asbuilt"},
+        {"gpus": 4, "cp": 4, "gather_context": "yes", "network": "50GB/s", "node": 2},
         {"utilisation": 0.4, "chunked_loss": 4, "gradient_dtype": "fp32", "reserve": 0.1},
         {"kernel_efficiency": 0.5, "effective_time": 0.8},
         {"attention_efficiency": 0.35},
@@ -147,7 +149,18 @@ def test_lengths_are_those_of_a_file_with_the_same_text(tmp_path: Path) -> None:
 
 # Options of the command line that the page does not ask with; docs/web.md has the reasons.
 ASKED_OTHERWISE = {"gpu", "search"}
-LEFT_OUT = {"efficiency", "allow_unread", "plot", "html", "explain", "markdown", "json", "parameters", "help"}
+LEFT_OUT = {
+    "efficiency",
+    "expert_loads",
+    "allow_unread",
+    "plot",
+    "html",
+    "explain",
+    "markdown",
+    "json",
+    "parameters",
+    "help",
+}
 
 
 @pytest.mark.parametrize(("command", "known"), [("serve", offered.SERVE), ("train", offered.TRAIN)])

@@ -25,8 +25,9 @@ from asbuilt.nn.model import Model
 from asbuilt.plan.train import TrainPlan
 from asbuilt.plan.train import train as planned
 from asbuilt.shown import size
+from asbuilt.spec import DualEncoder
 from asbuilt.spec import Model as Spec
-from asbuilt.train.batch import Batch
+from asbuilt.train.batch import Batch, ImageTexts
 from asbuilt.train.loss import chunk_rows, headless
 from asbuilt.train.optimizer import Optimizers, optimizers
 from asbuilt.train.recompute import recompute_blocks
@@ -38,10 +39,8 @@ BATCH, SEQ = 4, 128
 # With two micro-batches a step's peak is in the second, when all gradients are there already, as the plan assumes.
 ACCUMULATE = 2
 STEPS = 5
-# The plan's bound for a block's backward pass, where that is larger than the loss, is up to a quarter too high.
+# Where a block needs more than the loss, and its parts declare only a bound of it, that is up to a quarter too high.
 BLOCK = 0.25
-# A block's repetition stops at the last tensor that a gradient needs: without the product that is only added.
-REPEATED = 0.05
 GIVEN = Optimizer(lr=0.0, weight_decay=0.0)  # the weights stay as they are
 
 
@@ -58,7 +57,8 @@ def measure_training(
 ) -> Report:
     """Returns the figures of training a model with AdamW in float32, planned for this machine and measured on it.
 
-    A step has two micro-batches of `batch` sequences of `seq` tokens, by default 128 or the model's context. State,
+    A step has two micro-batches of `batch` sequences of `seq` tokens, by default 128 or the model's context, each with
+    an image where the model compares both. State,
     saved bytes, peak, FLOPs and speed are measured without, with selective and with full activation checkpointing, of
     random weights. Raises InputError for another dtype, a model that the loss does not suit, or too little memory.
     """
@@ -83,9 +83,10 @@ def measure_training(
 def _checked(spec: Spec, name: str, batch: int, seq: int | None) -> int:
     """Returns the tokens of a sequence; raises InputError for what cannot be measured."""
     most = spec.max_positions
-    if spec.gives != "logits" or not {"tokens"} <= set(spec.reads) <= {"tokens", "source"}:
+    predicts = spec.gives == "logits" and {"tokens"} <= set(spec.reads) <= {"tokens", "source"}
+    if not predicts and not isinstance(spec, DualEncoder):
         raise InputError(
-            "training is measured of models that read tokens and predict some",
+            "training is measured of models that read tokens and predict some, or compare texts with images",
             field="MODEL",
             value=name or spec.name,
             fix="`asbuilt plan train` says what it would take",
@@ -99,7 +100,7 @@ def _checked(spec: Spec, name: str, batch: int, seq: int | None) -> int:
 
 
 def _planned(spec: Spec, machine: Machine, batch: int, seq: int, kind: Checkpointing) -> TrainPlan:
-    rows = chunk_rows(spec.n_vocab)
+    rows = batch * seq if isinstance(spec, DualEncoder) else chunk_rows(spec.n_vocab)
     return planned(
         spec,
         machine,
@@ -150,14 +151,12 @@ def _rows(spec: Spec, plans: dict[Checkpointing, TrainPlan], say: Say) -> Iterat
         recompute_blocks(made.model, kind)
         stage, step = plan.trial.fullest, plan.trial.step
         saved = stage.activations + stage.outside
-        block = stage.recompute_peak >= max(stage.loss_peak, stage.gradient_peak)
+        block = stage.largest.bounded and stage.recompute_peak >= max(stage.loss_peak, stage.gradient_peak)
         yield _row(f"saved by a forward pass, {kind}", "bytes", saved, made.saved_bytes(), MEMORY)
         peak = made.peak_bytes()
         yield _row(f"peak memory of a step, {kind}", "bytes", plan.per_device_bytes, peak, BLOCK if block else MEMORY)
-        yield _row(
-            f"FLOPs of a step, {kind}", "FLOPs", _flops(plan), made.flops(), REPEATED if kind == "full" else MEMORY
-        )
-        yield _row(f"training, {kind}", "tokens/s", step.tokens / step.seconds, made.speed(), TIME)
+        yield _row(f"FLOPs of a step, {kind}", "FLOPs", _flops(plan), made.flops(), MEMORY)
+        yield _row(f"training, {kind}", f"{plan.unit}/s", step.tokens / step.seconds, made.speed(), TIME)
 
 
 def _row(figure: str, unit: str, predicted: float, measured: float, tolerance: float) -> Row:
@@ -168,7 +167,7 @@ def _flops(plan: TrainPlan) -> float:
     """Returns the FLOPs of a step as planned, with full scores: with full checkpointing blocks run forward twice."""
     options, stage = plan.trial.options, plan.trial.fullest
     again = stage.section.kinds if options.checkpointing == "full" else ()
-    repeated = sum(count * piece.work.forward(causal=False) for piece, count in again)
+    repeated = sum(count * (piece.work.forward(causal=False) - piece.spared) for piece, count in again)
     return plan.flops_per_token["exact"] * plan.trial.step.tokens + ACCUMULATE * repeated
 
 
@@ -178,9 +177,7 @@ class Measured:
     def __init__(self, spec: Spec, batch: int, seq: int) -> None:
         self.model: Model = build(spec, seed=0)
         ids = torch.randint(spec.n_vocab, (batch, seq), generator=torch.Generator().manual_seed(0))
-        ids, beside = given(self.model, ids)
-        one = Batch(ids=ids, targets=ids.roll(-1, 1), source=beside.get("source_BS"))
-        self.batches = [one] * ACCUMULATE
+        self.batches = [batch_of(self.model, ids)] * ACCUMULATE
         self.optimizer: Optimizers = optimizers(self.model, GIVEN)
         self.step()
 
@@ -191,19 +188,23 @@ class Measured:
     def state_bytes(self) -> int:
         """Returns the bytes of weights, gradients and moments; not of the optimizer's counters of steps."""
         gradients = sum(p.grad.nbytes for p in self.model.parameters() if p.grad is not None)
-        return weight_bytes(self.model) + gradients + sum(x.nbytes for x in self._state() if x.dim())
+        return weight_bytes(self.model) + gradients + sum(x.nbytes for x in self._state())
 
     def _state(self) -> Iterator[Tensor]:
-        held = (each for one, _ in self.optimizer.made for each in one.state.values())
-        return (value for each in held for value in each.values() if isinstance(value, Tensor))
+        held = (each.items() for one, _ in self.optimizer.made for each in one.state.values())
+        return (value for each in held for name, value in each if isinstance(value, Tensor) and name != "step")
 
     def saved_bytes(self) -> int:
         """Returns the bytes that are allocated after a forward pass and were not before, and those of the tokens."""
-        kept: list[Tensor] = []
+        kept: list[object] = []
 
         def forward() -> None:
+            one = self.batches[0]
+            if isinstance(one, ImageTexts):  # similarities themselves are not needed again
+                kept.append(self.model(one.ids, **one.inputs).grad_fn)
+                return
             with headless(self.model):
-                kept.append(self.model(self.batches[0].ids, **self.batches[0].inputs))
+                kept.append(self.model(one.ids, **one.inputs))
 
         forward()  # selective checkpointing counts a block's products in its first pass
         kept.clear()
@@ -228,9 +229,19 @@ class Measured:
         return counting.flops
 
     def speed(self) -> float:
-        """Returns tokens per second: the lower quartile of a few steps' times."""
-        tokens = sum(one.ids.numel() for one in self.batches)
-        return tokens / lower_quartile([timing.seconds(self.step) for _ in range(STEPS)])
+        """Returns tokens or pairs per second: the lower quartile of a few steps' times."""
+        units = sum(len(one.ids) if isinstance(one, ImageTexts) else one.ids.numel() for one in self.batches)
+        return units / lower_quartile([timing.seconds(self.step) for _ in range(STEPS)])
+
+
+def batch_of(model: Model, ids: Tensor) -> Batch:
+    """Returns a micro-batch of these tokens, with random targets, sources or images."""
+    patches = model.spec.patches
+    if patches is not None:
+        shape = (len(ids), patches.channels, patches.image_size, patches.image_size)
+        return ImageTexts(ids=ids, targets=ids, images=torch.randn(shape, generator=torch.Generator().manual_seed(0)))
+    ids, beside = given(model, ids)
+    return Batch(ids=ids, targets=ids.roll(-1, 1), source=beside.get("source_BS"))
 
 
 class Counting(TorchDispatchMode):

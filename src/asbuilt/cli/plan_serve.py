@@ -124,6 +124,17 @@ def _convention_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--pp", type=int, help="Pipeline stages; by default --gpus divided by --tp.")
 @click.option("--ep", type=int, help="Expert parallel degree.")
 @click.option(
+    "--redundant-experts",
+    type=int,
+    metavar="N",
+    help="Further replicas of routed experts, spread with them over --ep devices (vLLM's num_redundant_experts).",
+)
+@click.option(
+    "--expert-loads",
+    metavar="FILE",
+    help="Measured loads of experts, a line of numbers for each layer or one for all, by which replicas are placed.",
+)
+@click.option(
     "--prefill-gpus",
     metavar="N[,tp=T,...]",
     help="Disaggregated serving: GPUs that compute prompts alone, with a layout of their own (tp, pp, ep, chunk).",
@@ -307,11 +318,14 @@ def _plans(
     from asbuilt.api.plan import precision, timed_here
     from asbuilt.api.workload import prices, workload
     from asbuilt.plan import serve as plan
+    from asbuilt.plan.serve.expert_loads import read_loads
 
     conventions, options = _conventions(options), _times(options)
     if options["lora_targets"] is not None:
         options["lora_targets"] = tuple(name.strip() for name in options["lora_targets"].split(","))
     options["workload"] = workload(options)
+    if options["expert_loads"] is not None:
+        options["expert_loads"] = read_loads(Path(options["expert_loads"]))
     paid = prices(price, len(gpus))
     machines = [_machine(name) for name in gpus]
     for source in sources:

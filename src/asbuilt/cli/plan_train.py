@@ -75,6 +75,7 @@ def _rate(nbytes: float) -> str:
 )
 @_option("ep", type=int, help="Expert parallel degree, a divisor of dp x cp.")
 @_option("cp", type=int, help="Context parallel degree (ring attention).")
+@click.option("--gather-context", is_flag=True, help="Gather the context's keys and values: no ring (asbuilt train).")
 @click.option(
     "--interleave",
     type=int,
@@ -100,6 +101,7 @@ def _rate(nbytes: float) -> str:
 @click.option("--overlap-tensor", is_flag=True, help="Tensor-parallel sums overlap with products (AsyncTP).")
 @_option("pad_vocabulary", type=int, help="Pad it to a multiple of this and --tp (Megatron-LM: 128).")
 @_option("checkpointing", help=", ".join(CHECKPOINTING))
+@click.option("--documents", is_flag=True, help="Documents of one sequence do not attend to each other.")
 @click.option(
     "--chunked-loss",
     type=int,
@@ -109,14 +111,18 @@ def _rate(nbytes: float) -> str:
     metavar="[CHUNKS]",
     help=f"Compute the loss in this many chunks; {CHUNKS} without a number.",
 )
-@_option("loss", help="Whose cross-entropy it is: " + ", ".join(LOSSES))
+@_option("loss", help="Whose cross-entropy of tokens it is: " + ", ".join(LOSSES))
 @_option("offload", help=", ".join(OFFLOADS))
 @click.option(
     "--lora", type=int, metavar="RANK", help="Train LoRA adapters of this rank, with all other weights frozen."
 )
 @click.option("--targets", metavar="NAMES", help="Linear maps with adapters: q,v; by default all in the blocks.")
 @click.option("--qlora", is_flag=True, help="Store frozen matrices in NF4 with double quantisation.")
-@click.option("--tokens", metavar="N", help="Training tokens, such as 15T; by default 20 per parameter.")
+@click.option(
+    "--tokens",
+    metavar="N",
+    help="Training tokens, such as 15T, or pairs; by default 20 per parameter, or CLIP's 12.8B pairs.",
+)
 @click.option(
     "--kernel-efficiency",
     type=float,
@@ -147,7 +153,9 @@ def _rate(nbytes: float) -> str:
     show_default=True,
     help="Bandwidth between a GPU and host memory, for --offload.",
 )
-@click.option("--tokens-per-step", metavar="N", help="Tokens of one step, such as 4M, in place of --accumulate.")
+@click.option(
+    "--tokens-per-step", metavar="N", help="Tokens (or pairs) of one step, such as 4M, in place of --accumulate."
+)
 @click.option(
     "--search",
     "searching",
@@ -203,7 +211,7 @@ def train(
     )
     given = ctx.get_parameter_source("accumulate") is not click.core.ParameterSource.DEFAULT
     if tokens_per_step is not None:
-        options = stepping(options, parse_count(tokens_per_step, "tokens-per-step"), given=given)
+        options = stepping(options, parse_count(tokens_per_step, "tokens-per-step"), subject.each(options), given=given)
     free = ctx.get_parameter_source("batch") is click.core.ParameterSource.DEFAULT
     made = plan(subject, machine, options)
     batches = MICRO_BATCHES if free else (options.batch,)

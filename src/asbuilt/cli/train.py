@@ -14,7 +14,6 @@ import click
 from asbuilt.cli.output import count, print_json, say, size, table, warn
 from asbuilt.cli.running import threads_option
 from asbuilt.cli.streams import draw
-from asbuilt.errors import InputError
 from asbuilt.shown import line
 
 if TYPE_CHECKING:
@@ -136,9 +135,6 @@ def _plan(given: Recipe, as_json: bool) -> None:
     from asbuilt.train.planned import likely, planned
     from asbuilt.train.tune import base_spec
 
-    if given.data.objective == "contrastive":
-        fix = "run it; `asbuilt describe` shows the costs of a pass"
-        raise InputError("is not planned", field="data.objective", value="contrastive", fix=fix)
     with TemporaryDirectory() as there:  # nothing stays of a run that is only planned
         _, vocabulary, note = read_data(given, Path(there))
     if note:
@@ -150,15 +146,17 @@ def _plan(given: Recipe, as_json: bool) -> None:
     precision = likely(given, machine)
     timed = planned(given, spec, machine, narrow=True).trial.step if precision == "bf16" else step
     seconds = plan.tokens / step.tokens * timed.seconds
+    each, per = plan.unit, plan.unit.removesuffix("s")
     chosen = ", the faster by its products' rate; the run measures it" if given.step.precision == "auto" else ""
     document: dict[str, Any] = {
         "model": plan.model,
         "n_vocab": spec.n_vocab,
         "parameters": plan.parameters,
         "trained_parameters": plan.state.gradients // 4,
-        "flops_per_token": plan.flops_per_token,
-        "tokens": plan.tokens,
-        "tokens_per_step": step.tokens,
+        "unit": each,
+        f"flops_per_{per}": plan.flops_per_token,
+        each: plan.tokens,
+        f"{each}_per_step": step.tokens,
         "state_bytes": plan.state.total,
         "activation_bytes": plan.activation_bytes,
         "logits_bytes": plan.logits_bytes,
@@ -177,9 +175,9 @@ def _plan(given: Recipe, as_json: bool) -> None:
     rows = [
         ("parameters", count(plan.parameters)),
         ("trained parameters", count(plan.state.gradients // 4)),
-        *((f"FLOPs per token, {name}", count(round(value))) for name, value in plan.flops_per_token.items()),
-        ("training tokens", count(round(plan.tokens))),
-        ("tokens per step", count(round(step.tokens))),
+        *((f"FLOPs per {per}, {name}", count(round(value))) for name, value in plan.flops_per_token.items()),
+        (f"training {each}", count(round(plan.tokens))),
+        (f"{each} per step", count(round(step.tokens))),
         ("weights, gradients, optimizer", size(plan.state.total)),
         ("saved activations", size(plan.activation_bytes)),
         ("total memory", f"{size(plan.per_device_bytes)} of {size(plan.trial.memory)}"),

@@ -282,8 +282,10 @@ def loss_saves(spec: Model, run: Pass) -> tuple[Saved, ...]:
 
 
 def logits_bytes(spec: Model, run: Pass) -> int:
-    """Returns the bytes of the logits of one pass, in the pass's dtype; 0 without a language head."""
+    """Returns the bytes of the logits of one pass, or similarities, in the pass's dtype; 0 without a language head."""
     rows, classes = _logits(spec, run)
+    if spec.gives == "similarities":
+        rows, classes = run.batch * run.images, run.batch
     return rows * classes * run.width
 
 

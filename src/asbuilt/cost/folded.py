@@ -190,12 +190,13 @@ def _whole(number: Fraction) -> Number:
 class Folded:
     """The folds over a counted tree, with the bytes of weights from `held`.
 
-    Experts are spread over `expert` devices, in `groups` groups with separate batches.
+    Experts are spread over `expert` devices, in `groups` groups with separate batches, with `redundant` further
+    replicas, as even as can be, over which an expert's rows are divided.
     """
 
-    def __init__(self, root: Node, held: Held, *, expert: int = 1, groups: int = 1) -> None:
+    def __init__(self, root: Node, held: Held, *, expert: int = 1, groups: int = 1, redundant: int = 0) -> None:
         self.root = root
-        self.held, self.expert, self.groups = held, expert, groups
+        self.held, self.expert, self.groups, self.redundant = held, expert, groups, redundant
         self.nodes = list(self.root.below())
         self._of_few: dict[
             tuple[Pass, Number | CacheFormat], tuple[dict[Kind, RunCost], dict[Kind, RunCost], dict[Node, Pass]]
@@ -253,7 +254,7 @@ class Folded:
             if weight.size != whole.size:
                 nbytes *= Fraction(weight.size, whole.size)
             if self.expert > 1 and name in spread:
-                nbytes /= self.expert
+                nbytes *= Fraction(spread[name] + self.redundant, spread[name] * self.expert)
             yield Stored(
                 name=name,
                 weight=weight,
@@ -348,9 +349,18 @@ class Folded:
         for entry in self._chosen:
             if entry.node is not None and entry.node in seen:
                 own = self._run_of(entry.node, replace(seen[entry.node], batch=run.batch))
-                share = entry.node.own.share(entry.name, own)
+                share = self._share(entry.node, entry.name, own)
                 steps[entry.kind].weights += math.ceil(entry.nbytes * share) * entry.reads
         return steps
+
+    def _share(self, node: Node, name: str, run: Pass) -> Fraction:
+        """Returns the share of a weight that a pass reads; of replicas each is read if a row of its part needs it."""
+        if not self.redundant or name not in node.own.spreads():
+            return node.own.share(name, run)
+        many = node.own.spreads()[name]
+        each, more = divmod(many + self.redundant, many)  # replicas of an expert; of `more` of them one more
+        held = ((each, many - more), (each + 1, more))
+        return sum((n * r * node.own.share(name, run, r) for r, n in held), Fraction(0)) / (many + self.redundant)
 
     @cached_property
     def _chosen(self) -> list[Stored]:

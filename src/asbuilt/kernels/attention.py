@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from asbuilt.kernels import training_attention
 from asbuilt.kernels.coded_attention import attend_coded
 from asbuilt.kernels.codes import Coded
 from asbuilt.spec.part import Kernel
@@ -123,6 +124,8 @@ def fused(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
         with torch.autocast("cpu", enabled=False):
             wide = mask.float() if isinstance(mask, Tensor) and mask.dtype is q.dtype else mask
             return fused(q.float(), k.float(), v.float(), wide, scale).to(q.dtype)
+    if not isinstance(mask, Tensor) and training_attention.attends(q, k, v, causal=causal):
+        return training_attention.attend(q, k, v, scale, causal=causal)
     return F.scaled_dot_product_attention(
         q, k, v, attn_mask=None if causal else mask, is_causal=causal, scale=scale, enable_gqa=H != K
     )

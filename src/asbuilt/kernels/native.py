@@ -96,6 +96,7 @@ def library() -> Any | None:  # noqa: ANN401  # ctypes' functions have no types
     lib.asbuilt_delta_rule.argtypes = (c_void_p, c_int)
     lib.asbuilt_activate.argtypes = (c_void_p, c_int64)
     lib.asbuilt_norm.argtypes = lib.asbuilt_heads.argtypes = lib.asbuilt_likelihood.argtypes = (c_void_p,)
+    lib.asbuilt_attention.argtypes = (c_void_p,)
     lib.asbuilt_layers.argtypes = (c_void_p, c_int, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int, c_void_p)
     if wanted not in ("", "1") and not lib.asbuilt_choose(wanted.encode()):
         raise InputError(

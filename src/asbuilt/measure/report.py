@@ -86,7 +86,7 @@ class Row:
     @property
     def timed(self) -> bool:
         """Whether the figure is a speed, which other work on the machine can distort."""
-        return self.unit == "tokens/s"
+        return self.unit in ("tokens/s", "pairs/s")
 
 
 @dataclass(frozen=True, kw_only=True)

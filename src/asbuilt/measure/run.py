@@ -113,15 +113,17 @@ def saved_bytes(
     images: int = 0,
     pooled: bool = False,
     sounds: int = 0,
+    documents: Tensor | None = None,
 ) -> tuple[int, int]:
     """Returns the bytes that autograd saves in one training step, (by the model, by the loss), each storage once.
 
-    Without a head there is no loss; with `pooled` the pass ends in the pooler.
+    Without a head there is no loss; with `pooled` the pass ends in the pooler. `documents` (B, T) are kept apart.
     """
     ids = torch.arange(batch * tokens).remainder(model.spec.n_vocab or 1).view(batch, tokens)
     ids, beside = given(model, ids, images, sounds)
     ids = ids.to(model.dtype) if ids.is_floating_point() else ids
     beside = {name: x.to(model.dtype) if x.is_floating_point() else x for name, x in beside.items()}
+    beside |= {} if documents is None else {"documents_BT": documents}
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
     kept: dict[int, Tensor] = {}
 

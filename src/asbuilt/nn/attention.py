@@ -17,7 +17,7 @@ from asbuilt.kernels.rotary import rotate, rotate_joined
 from asbuilt.nn.cache import KVCache
 from asbuilt.nn.differential import paired
 from asbuilt.nn.linear import Linear, PartModule
-from asbuilt.nn.masks import AttentionPattern, Keys, mask
+from asbuilt.nn.masks import AttentionPattern, Keys, attend_in_runs, mask
 from asbuilt.nn.norms import normed
 from asbuilt.nn.positions import rope_tables, temperature
 from asbuilt.nn.registry import computes, optional
@@ -77,7 +77,8 @@ class Attention(PartModule):
         if chosen is not None:
             return self.o(self.gated(self.among(chosen, q, k, v, step), x_BTM))
         q, masked = self.masked(q, k, step, keys)
-        y = attend(
+        y = attend_in_runs(
+            step,
             q.transpose(1, 2),
             k if self.differential is None else expanded(k),
             v if self.differential is None else paired(expanded(v)),
@@ -127,7 +128,8 @@ class Attention(PartModule):
         if isinstance(self.part.positions, Disentangled):
             maps, k_BSHD = (self.q, self.k), expanded(k_BHSD).transpose(1, 2)
             return q_BTHD, disentangled(q_BTHD, k_BSHD, self.part.positions, maps, step, self.scale, keys)
-        return q_BTHD, mask(step, self.pattern, q_BTHD.dtype, keys)
+        fused = step.kernel == "fused" and not (self.learned or self.part.softcap is not None or self.part.sinks)
+        return q_BTHD, mask(step, self.pattern, q_BTHD.dtype, keys, fused=fused)
 
     def gated(self, y_BTC: Tensor, x_BTM: Tensor) -> Tensor:
         """Returns the weighted sums times their gates, if they have any."""
@@ -151,7 +153,7 @@ class Attention(PartModule):
             q = q * temperature(step, self.part.temperature, q.dtype)
         if self.part.kv_from is not None:
             return q, step.lent[self.part.kv_from]
-        k, v = (heads.transpose(1, 2) for heads in (kv[0], self.scaled(kv[1])))
+        k, v = (step.whole(heads, 1).transpose(1, 2) for heads in (kv[0], self.scaled(kv[1])))
         return q, self.cached(k, v, layer, step, written=again)
 
     def layer(self, step: Step) -> KVCache | None:

@@ -15,7 +15,7 @@ from asbuilt.kernels.indexer import places
 from asbuilt.kernels.rotary import rotate
 from asbuilt.nn.cache import KVCache
 from asbuilt.nn.linear import Linear, PartModule, hooked
-from asbuilt.nn.masks import AttentionPattern, Keys, mask
+from asbuilt.nn.masks import AttentionPattern, Keys, attend_in_runs, mask
 from asbuilt.nn.positions import rope_tables
 from asbuilt.nn.registry import computes, optional
 from asbuilt.nn.step import Step
@@ -59,7 +59,7 @@ class LatentAttention(PartModule):
                 return self.o(self.absorbed(q_BTHD, held, step, keys))
             # keys and values of all heads are made of the latents, many times their size
             c_BTR, k_BTP = expanded(held)[:, 0].split((self.part.kv_rank, self.part.d_rope), -1)
-        return self.o(self.expanded(q_BTHD, c_BTR, k_BTP, step, keys))
+        return self.o(self.expanded(q_BTHD, step.whole(c_BTR, 1), step.whole(k_BTP, 1), step, keys))
 
     def project(self, x_BTM: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the new tokens' queries (B, T, H, D), normalised latents (B, T, R) and RoPE keys (B, T, P).
@@ -81,10 +81,10 @@ class LatentAttention(PartModule):
             k_BTP = rotate(k_BTP[:, :, None], turn, rotary.pairing)[:, :, 0]
         return q_BTHD, c_BTR if self.kv_norm is None else self.kv_norm(c_BTR), k_BTP
 
-    def seen(self, step: Step, dtype: torch.dtype, keys: Keys) -> Mask:
+    def seen(self, step: Step, dtype: torch.dtype, keys: Keys, *, fused: bool = False) -> Mask:
         """Returns the mask of the keys that are not past, or not chosen."""
         if self.indexer is None or step.choice is None:
-            return mask(step, self.pattern, dtype, keys)
+            return mask(step, self.pattern, dtype, keys, fused=fused)
         return step.choice[:, None]
 
     def expanded(self, q_BTHD: Tensor, c_BSR: Tensor, k_BSP: Tensor, step: Step, keys: Keys) -> Tensor:
@@ -93,8 +93,8 @@ class LatentAttention(PartModule):
         shared = k_BSP[:, :, None].expand(B, S, H, self.part.d_rope)
         k_BSHD = torch.cat((self.k_up(c_BSR).view(B, S, H, self.part.d_nope), shared), -1)
         q, k, v = (x.transpose(1, 2) for x in (q_BTHD, k_BSHD, self.v_up(c_BSR).view(B, S, H, self.part.d_value)))
-        seen = self.seen(step, q.dtype, keys)
-        y_BHTV = attend(q, k, v, seen, scale=self.part.scale, kernel=step.kernel)
+        seen = self.seen(step, q.dtype, keys, fused=step.kernel == "fused")
+        y_BHTV = attend_in_runs(step, q, k, v, seen, scale=self.part.scale, kernel=step.kernel)
         return y_BHTV.transpose(1, 2).flatten(2)
 
     def absorbed(self, q_BTHD: Tensor, latents: Tensor | Coded, step: Step, keys: Keys) -> Tensor:

@@ -5,14 +5,15 @@ Shapes: batch B, new tokens T, keys S, heads H.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from asbuilt.kernels.attention import Mask
+from asbuilt.kernels.attention import Mask, attend
+from asbuilt.kernels.codes import Coded
 from asbuilt.kernels.relative import buckets
 from asbuilt.nn.step import Step
 from asbuilt.spec.positions import Alibi, RelativeBuckets
@@ -46,9 +47,42 @@ class AttentionPattern(NamedTuple):
 Keys = Callable[[], Tensor]
 
 
-def mask(step: Step, pattern: AttentionPattern, dtype: torch.dtype, keys: Keys) -> Mask:
-    """Returns the mask, built once for all layers with the same pattern, whose keys have the same positions."""
-    return step.once((pattern, dtype), lambda: _mask(step, pattern, dtype, keys))
+def mask(step: Step, pattern: AttentionPattern, dtype: torch.dtype, keys: Keys, *, fused: bool = False) -> Mask:
+    """Returns the mask, built once for all layers with the same pattern, whose keys have the same positions.
+
+    The `fused` kernel adds it to the scores, and would keep a copy for each layer's backward pass: it is given one of
+    numbers, that all of them share.
+    """
+    if not (fused and torch.is_grad_enabled()):
+        return step.once((pattern, dtype), lambda: _mask(step, pattern, dtype, keys))
+    kind = step.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else dtype
+    return step.once((pattern, dtype, "added"), lambda: _added(_mask(step, pattern, dtype, keys), dtype))
+
+
+def _added(mask: Mask, dtype: torch.dtype) -> Mask:
+    """Returns what is added to the scores in place of a mask that is True where a query attends to a key."""
+    if not isinstance(mask, Tensor) or mask.dtype is not torch.bool:
+        return mask
+    return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, -torch.inf)
+
+
+def attend_in_runs(
+    step: Step,
+    q: Tensor,
+    k: Tensor | Coded,
+    v: Tensor | Coded,
+    mask: Mask,
+    **options: Any,  # noqa: ANN401  those of `attend`
+) -> Tensor:
+    """Returns `attend`; tokens that are no neighbours in runs, each with the keys up to its last: later are masked."""
+    if not step.runs:
+        return attend(q, k, v, mask, **options)
+    assert isinstance(k, Tensor), "codes are of a cache"
+    assert isinstance(v, Tensor), "codes are of a cache"
+    assert isinstance(mask, Tensor), "their positions are no range"
+    made = [attend(q[:, :, a], k[:, :, b], v[:, :, b], mask[:, :, a, b], **options) for a, b in step.runs]
+    return torch.cat(made, 2)
 
 
 def _mask(step: Step, pattern: AttentionPattern, dtype: torch.dtype, keys: Keys) -> Mask:
@@ -107,32 +141,51 @@ def _by_bucket(step: Step, part: RelativeBuckets, keys_BS: Tensor, hidden: Tenso
 
 def seen_keys(step: Step, pattern: AttentionPattern, keys_BS: Tensor) -> Tensor:
     """Returns (B or 1, T, S), True where a query attends to a key."""
-    queries, keys = step.positions_BT[:, :, None], keys_BS[:, None, :]
-    distance = queries - keys
-    last = _ends(step, pattern)
-    ends = queries if last is None else last[:, :, None]
-    seen = (keys >= 0) & (keys <= ends if pattern.causal else torch.ones_like(distance, dtype=torch.bool))
-    near = _near(pattern, distance)
-    if near is not None:  # keys ahead that are attended to (images) are not limited by the window
-        if last is not None and step.ends_past_windows:
-            near = near | (queries <= _ends_of(keys_BS, last, step)[:, None, :])
-        seen &= near
-    if pattern.chunk is not None:
-        same = queries // pattern.chunk == keys // pattern.chunk
-        seen &= same if pattern.summary is None else same | (keys % pattern.chunk >= pattern.chunk - pattern.summary)
-    if step.documents_BT is not None:
-        seen = seen & (step.documents_BT[:, :, None] == step.documents_BT[:, None, :])
+    seen: Tensor | None = None
+    for condition in _conditions(step, pattern, keys_BS):
+        if seen is None:
+            seen = condition
+        else:  # of all sequences, where the others were of one
+            seen = seen & condition if len(condition) > len(seen) else seen.logical_and_(condition)
+        del condition  # so that the next one takes its place
+    there = keys_BS[:, None, :] >= 0
+    seen = there.repeat(1, step.tokens, 1) if seen is None else seen.logical_and_(there)
     # padding may attend to nothing, and the softmax of nothing is NaN: let it attend to the first key
     seen[:, :, 0] |= ~seen.any(-1)
     return seen
 
 
-def _near(pattern: AttentionPattern, distance: Tensor) -> Tensor | None:
+def _conditions(step: Step, pattern: AttentionPattern, keys_BS: Tensor) -> Iterator[Tensor]:
+    """Yields what must be true of a query and a key (B or 1, T, S), without distances, which take eight times as much.
+
+    Keys ahead that are attended to (images) are not limited by the window.
+    """
+    queries, keys = step.positions_BT[:, :, None], keys_BS[:, None, :]
+    last = _ends(step, pattern)
+    if pattern.causal:
+        yield keys <= (queries if last is None else last[:, :, None])
+    near = _near(pattern, queries, keys)
+    if near is not None and last is not None and step.ends_past_windows:
+        near = near | (queries <= _ends_of(keys_BS, last, step)[:, None, :])
+    if near is not None:
+        yield near
+    del near
+    if pattern.chunk is not None:
+        same = queries // pattern.chunk == keys // pattern.chunk
+        yield same if pattern.summary is None else same | (keys % pattern.chunk >= pattern.chunk - pattern.summary)
+        del same
+    if step.documents_BT is not None:
+        yield step.documents_BT[:, :, None] == step.documents_BT[:, None, :]
+
+
+def _near(pattern: AttentionPattern, queries: Tensor, keys: Tensor) -> Tensor | None:
     """Returns where a key is in the query's window, or a multiple of the stride away; None for everywhere."""
     within = None
     if pattern.window is not None:
-        within = (distance if pattern.causal else distance.abs()) < pattern.window
+        within = queries < keys + pattern.window
+        if not pattern.causal:
+            within.logical_and_(keys < queries + pattern.window)
     if pattern.stride is None:
         return within
-    strided = distance % pattern.stride == 0
+    strided = (queries - keys) % pattern.stride == 0
     return strided if within is None else strided | within

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Hashable
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -119,10 +119,24 @@ class Step:
         made.lent_values, made.lenders = dict(self.lent_values), dict(self.lenders)
         return made
 
+    def share(self, step: Step) -> None:
+        """Takes over tensors that layers of another copy of this step have made for all, without gradients."""
+        made = {key: x for key, x in step._made.items() if isinstance(x, Tensor) and not x.requires_grad}
+        self._made = made | self._made
+
     @cached_property
     def uniform(self) -> bool:
         """Whether all rows are at the same position, so that no mask per row is needed."""
         return self.documents_BT is None and self.valid_BT is None and len(set(self.past)) == 1
+
+    def whole(self, x: Tensor, dim: int) -> Tensor:
+        """Returns x of all tokens that attention may read, along `dim`: those of this pass."""
+        return x
+
+    @property
+    def runs(self) -> tuple[tuple[slice, slice], ...]:
+        """Runs of tokens that are not neighbours, each with the keys up to its last; empty if all are one run."""
+        return ()
 
     def show(self, grid: Grid) -> None:
         """Tells the grid of rows and columns of the patches of this pass."""
@@ -208,6 +222,51 @@ class ReplayedStep(Step):
         if key not in self._constants:
             self._constants[key] = make()
         return self._constants[key]
+
+
+class Others(Protocol):
+    """The processes that have the rest of each sequence's tokens."""
+
+    def places(self, tokens: int) -> tuple[range, ...]:
+        """Returns the positions of this process's tokens, in runs, of sequences of so many."""
+        ...
+
+    def gathered(self, x: Tensor, dim: int) -> Tensor:
+        """Returns x of the tokens of all, in the order of their positions along `dim`; its gradient is summed."""
+        ...
+
+
+class DividedStep(Step):
+    """A pass over some tokens (B, T) of sequences of `length`, of which `others` have the rest at the same time."""
+
+    def __init__(
+        self,
+        shape: tuple[int, int],
+        device: torch.device,
+        *,
+        others: Others,
+        length: int,
+        kernel: Kernel = "fused",
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(shape, device, kernel=kernel, reach=(length,) * shape[0], dtype=dtype)
+        self.others, self.places = others, others.places(length)
+        self.uniform = False
+        self.positions_BT = torch.cat([torch.arange(run.start, run.stop, device=device) for run in self.places])[None]
+        self.key_positions_BT = torch.arange(length, device=device)[None]
+
+    def whole(self, x: Tensor, dim: int) -> Tensor:
+        """Returns x of all processes' tokens."""
+        return self.others.gathered(x, dim)
+
+    @property
+    def runs(self) -> tuple[tuple[slice, slice], ...]:
+        """The runs of this process's tokens."""
+        found, at = [], 0
+        for run in self.places:
+            found.append((slice(at, at + len(run)), slice(run.stop)))
+            at += len(run)
+        return tuple(found)
 
 
 def within(documents_BT: Tensor) -> Tensor:

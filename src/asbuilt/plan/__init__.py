@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from asbuilt.packages import make_callable, on_first_use
 
 if TYPE_CHECKING:
+    from asbuilt.plan.serve.ask import serve
     from asbuilt.plan.serve.conventions import Conventions
-    from asbuilt.plan.serve.plan import ServePlan, serve
+    from asbuilt.plan.serve.plan import ServePlan
     from asbuilt.plan.train.options import Options
     from asbuilt.plan.train.plan import TrainPlan, train
     from asbuilt.plan.train.subject import Subject
@@ -21,7 +22,7 @@ PUBLIC = {
     "ServePlan": "asbuilt.plan.serve.plan",
     "Subject": "asbuilt.plan.train.subject",
     "TrainPlan": "asbuilt.plan.train.plan",
-    "serve": "asbuilt.plan.serve.plan",
+    "serve": "asbuilt.plan.serve.ask",
     "train": "asbuilt.plan.train.plan",
 }
 __all__ = ["Conventions", "Options", "ServePlan", "Subject", "TrainPlan", "serve", "train"]

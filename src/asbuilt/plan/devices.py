@@ -148,7 +148,7 @@ class Device:
 
 def device(spec: Model, layout: Placement, precision: Precision) -> Device:
     """Returns the stages of one copy of the model, equal stages once."""
-    kept, key = known(spec), (layout.sharding, layout.ep, layout.groups, layout.pp, precision)
+    kept, key = known(spec), (layout.sharding, layout.ep, layout.groups, layout.pp, layout.redundant, precision)
     if key not in kept.devices:
         if len(kept.devices) >= MOST_DEVICES:
             kept.devices.clear()
@@ -162,7 +162,11 @@ def _device(kept: Known, layout: Placement, precision: Precision) -> Device:
         DeviceStage(
             stage=stage,
             folds=Folded(
-                root.times(_times(kept.census, stage)), precision.held, expert=layout.ep, groups=layout.groups
+                root.times(_times(kept.census, stage)),
+                precision.held,
+                expert=layout.ep,
+                groups=layout.groups,
+                redundant=layout.redundant,
             ),
         )
         for stage in stages(kept.order, layout.pp)

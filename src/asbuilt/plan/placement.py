@@ -20,10 +20,10 @@ class Placement:
     The experts are spread over `ep` devices, and each expert's own matrices are divided over `etp` of them. In training
     etp is tp, and ep takes its ranks from data and context parallelism, as in Megatron-Core: ep divides dp * cp. In
     serving the experts are spread over the tp ranks first and, if ep exceeds tp, over groups of them that process
-    different sequences. ZeRO stage 1 shards master weights and optimizer state over the dp * cp ranks that hold the
-    same weights, stage 2 the gradients too, stage 3 (FSDP) the weights too; with `hsdp`, over groups of so many of
-    them, which average their gradients (HSDP). Without `vocabulary` each of tp devices has the whole embedding and
-    head.
+    different sequences; `redundant` further replicas of each mixture's experts are among them. ZeRO stage 1 shards
+    master weights and optimizer state over the dp * cp ranks that hold the same weights, stage 2 the gradients too,
+    stage 3 (FSDP) the weights too; with `hsdp`, over groups of so many of them, which average their gradients (HSDP).
+    Without `vocabulary` each of tp devices has the whole embedding and head.
     """
 
     dp: int = 1
@@ -35,6 +35,7 @@ class Placement:
     etp: int = 1
     vocabulary: bool = True
     hsdp: int | None = None
+    redundant: int = 0
 
     @property
     def gpus(self) -> int:
@@ -134,10 +135,10 @@ def arrange(
     return Placement(dp=gpus // taken, **degrees, vocabulary=vocabulary, hsdp=hsdp)
 
 
-def served(gpus: int = 1, *, tp: int = 1, pp: int = 1, ep: int = 1) -> Placement:
+def served(gpus: int = 1, *, tp: int = 1, pp: int = 1, ep: int = 1, redundant: int = 0) -> Placement:
     """Returns the serving placement of full copies on `gpus` devices; `ep` is a divisor or a multiple of `tp`."""
     wide = max(tp, ep)
-    return Placement(dp=gpus // (tp * pp), tp=tp, pp=pp, ep=ep, etp=wide // ep)
+    return Placement(dp=gpus // (tp * pp), tp=tp, pp=pp, ep=ep, etp=wide // ep, redundant=redundant)
 
 
 def divisors(n: int) -> list[int]:

@@ -302,17 +302,18 @@ class MixtureOfExperts(Mapped):
         """The stacked weights and biases."""
         return dict.fromkeys(self.holds(), self.n_experts)
 
-    def touched(self, run: Pass) -> Fraction:
+    def touched(self, run: Pass, replicas: int = 1) -> Fraction:
         """Returns the expected number of experts used in one pass, E * (1 - (1 - k/E)^rows), if all are equally likely.
 
-        Exact for a single row, and up to float rounding for more.
+        Exact for a single row, and up to float rounding for more. Of r `replicas` of each, as many of the first ones,
+        E * (1 - (1 - k/(E r))^rows).
         """
-        missed = Fraction(self.n_experts - self.top_k, self.n_experts)
+        missed = 1 - Fraction(self.top_k, self.n_experts * replicas)
         return self.n_experts * (1 - (missed if run.rows == 1 else Fraction(float(missed) ** run.rows)))
 
-    def share(self, name: str, run: Pass) -> Fraction:
+    def share(self, name: str, run: Pass, replicas: int = 1) -> Fraction:
         """Only the experts in use are read."""
-        return self.touched(run) / self.n_experts
+        return self.touched(run, replicas) / self.n_experts
 
     def multiplies(self, run: Pass) -> tuple[Product, ...]:
         """Three products of rows * top_k rows (two without a gate), over all experts together, and the shared gate."""

@@ -86,7 +86,8 @@ class Pass:
     the number of images per sequence, each with `mutual` tokens of bidirectional attention, with `mutual_in_windows` in
     layers with a window alone, with `mutual_whole` whatever the window; `sounds` that of sounds beside images, where a
     model reads both (one that hears alone counts its sounds as images); with `padded` tokens of padding do not attend
-    to each other. Without `gradients` nothing is saved for the backward pass, whatever is done with the rest of the
+    to each other, with `documents` those of a sequence's documents do not: each sequence has positions and a mask of
+    its own. Without `gradients` nothing is saved for the backward pass, whatever is done with the rest of the
     model. `depth` is the number of blocks that run, None for all and the parts after them. `logits` tells for which
     positions the head is computed, or the pooler instead; `kernel` which attention runs; `width` is the bytes of one
     activation. With `predictors` the model's own predictors run too, each over the pass's tokens.
@@ -102,6 +103,7 @@ class Pass:
     mutual_in_windows: bool = False
     mutual_whole: bool = False
     padded: bool = False
+    documents: bool = False
     gradients: bool = True
     depth: int | None = None
     logits: Literal["all", "last", "pooled"] = "all"
@@ -290,8 +292,11 @@ class Part:
         """What stands for this part where costs alone matter: the same for parts that differ in other numbers."""
         return self
 
-    def share(self, name: str, run: Pass) -> Fraction:
-        """Returns the expected share of this part's weight `name` that one pass reads: all by default."""
+    def share(self, name: str, run: Pass, replicas: int = 1) -> Fraction:
+        """Returns the expected share of this part's weight `name` that one pass reads: all by default.
+
+        Of a weight that is held in `replicas`, each row needs one of them, any as likely; the share is that of each.
+        """
         return Fraction(1)
 
     def shard(self, tensor: int, expert: int = 1) -> Self:

@@ -8,6 +8,7 @@ from typing import Any
 
 from asbuilt import spec
 from asbuilt.errors import InputError
+from asbuilt.spec.mixer import Mixer
 from asbuilt.spec.part import Part, walk
 from asbuilt.train.recipe import Recipe
 
@@ -25,6 +26,18 @@ def copies(recipe: Recipe, ranks: int) -> int:
         allowed = f"such that tensor x pipeline = {ways} divides the {ranks} ranks"
         raise InputError(field="parallel.pipeline", value=given.pipeline, allowed=allowed)
     return ranks // ways
+
+
+def require_shares(recipe: Recipe, data: int) -> None:
+    """Raises InputError unless `data` ranks can share a batch: its sequences, and with `context` their tokens."""
+    given, batch = recipe.parallel, recipe.data.batch
+    if data % given.context:
+        allowed = f"a divisor of the {data} ranks that share batches"
+        raise InputError(field="parallel.context", value=given.context, allowed=allowed)
+    shares = data // given.context
+    if batch % shares:
+        allowed = f"a multiple of {shares}"
+        raise InputError(f"{shares} ranks share a batch equally", field="data.batch", value=batch, allowed=allowed)
 
 
 def tensor_share(model: spec.Model, tensor: int, vocabulary: bool = True) -> spec.Model:
@@ -118,6 +131,50 @@ def _not_staged(model: spec.Model, recipe: Recipe) -> str:
         for name in BETWEEN:
             if getattr(part, name, None):
                 return f"{path} ({type(part).__name__}): {name} passes from block to block beside the stream"
+    return ""
+
+
+def require_context(model: spec.Model, recipe: Recipe) -> None:
+    """Raises InputError naming what keeps ranks from dividing the sequences of a model, or a recipe, by tokens."""
+    ranks = recipe.parallel.context
+    if ranks > 1 and (why := _not_cut(model, recipe)):
+        fix = "leave it at 1, or divide by parallel.shard or parallel.tensor"
+        raise InputError(why, field="parallel.context", value=ranks, fix=fix)
+
+
+def _not_cut(model: spec.Model, recipe: Recipe) -> str:
+    """Returns why sequences cannot be divided by tokens; empty if they can."""
+    ranks, data = recipe.parallel.context, recipe.data
+    if data.objective != "next" or data.packing != "stream" or data.chat or data.preferences or data.document_mask:
+        return "ranks divide texts without padding alone, of the objective next and without document_mask"
+    if data.context % (2 * ranks):
+        return f"data.context = {data.context} must be a multiple of {2 * ranks}: each rank has two runs of tokens"
+    if {*model.reads} != {"tokens"} or not model.decodes:
+        return "ranks divide the texts of decoders alone"
+    if recipe.experts.capacity:
+        return "experts.capacity is of a whole sequence, which no rank has"
+    for path, part in walk(model):
+        if why := _reaches(part):
+            return f"{path} ({type(part).__name__}): {why}"
+    return ""
+
+
+def _reaches(part: Part) -> str:
+    """Returns how a part reaches other tokens, if not through keys and values that ranks gather."""
+    if isinstance(part, spec.Attention | spec.LatentAttention):
+        if part.indexer is not None:
+            return "its indexer chooses among the tokens of all ranks"
+        if isinstance(part, spec.Attention) and part.caches_input:
+            return "ranks gather keys and values, not what they are made of"
+        if not isinstance(part.positions, spec.Rotary | spec.Alibi | None):
+            return f"positions of the kind {type(part.positions).__name__} take neighbours to be next to each other"
+        return ""
+    if isinstance(part, spec.TokenEmbedding) and part.ngrams is not None:
+        return "n-grams are of tokens that other ranks have"
+    if isinstance(part, spec.MixtureOfExperts) and part.capacity is not None:
+        return "its capacity is of a whole sequence, which no rank has"
+    if isinstance(part, Mixer) or part.remembers():
+        return "its state, or window, passes from the tokens of one rank to those of the next"
     return ""
 
 

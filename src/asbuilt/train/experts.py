@@ -33,14 +33,16 @@ def auxiliary_loss(router: Router, logits_NE: Tensor, chosen_Nk: Tensor, share_E
     return n_experts * (f_E * p_E).sum()
 
 
-def sequence_loss(router: Router, logits_NE: Tensor, chosen_Nk: Tensor, sequences: int) -> Tensor:
+def sequence_loss(router: Router, logits_NE: Tensor, chosen_Nk: Tensor, sequences: int, ranks: Ranks = ALONE) -> Tensor:
     """Returns the mean of the auxiliary losses of the rows of each sequence alone (DeepSeek-V3, equations 17 to 20).
 
     Its balanced value is 1 too, which a sequence has only if it uses all experts equally: it asks for more than the
-    loss over a batch.
+    loss over a batch. Of sequences that `ranks` divide it is this one's part of their mean.
     """
-    rows = zip(logits_NE.chunk(sequences), chosen_Nk.chunk(sequences), strict=True)
-    return torch.stack([auxiliary_loss(router, logits, chosen) for logits, chosen in rows]).mean()
+    logits, chosen = logits_NE.chunk(sequences), chosen_Nk.chunk(sequences)
+    found = ranks.along(torch.stack([counts(one, logits_NE.shape[-1]) for one in chosen]))
+    rows = zip(logits, chosen, found / found.sum(-1, keepdim=True), strict=True)
+    return torch.stack([auxiliary_loss(router, *one) for one in rows]).mean()
 
 
 def router_z_loss(logits_NE: Tensor) -> Tensor:
@@ -137,7 +139,7 @@ class Routing:
             self.balances.append(balance.detach() * weight)
             total = total + given.auxiliary * balance
         if given.sequence:
-            each = [sequence_loss(*one, sequences) for one in told]
+            each = [sequence_loss(*one, sequences, ranks) for one in told]
             total = total + given.sequence * torch.stack(each).mean()
         if given.z_loss:
             total = total + given.z_loss * torch.stack([router_z_loss(logits) for _, logits, _ in told]).mean()

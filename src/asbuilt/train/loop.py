@@ -38,7 +38,7 @@ from asbuilt.train.compiled import compile_blocks
 from asbuilt.train.contrastive import Retrieval, retrieval, start_temperature
 from asbuilt.train.corpus import TOKENS, read_corpus
 from asbuilt.train.data import PairData
-from asbuilt.train.divisible import require_spread, require_stages, tensor_share
+from asbuilt.train.divisible import require_context, require_spread, require_stages, tensor_share
 from asbuilt.train.experts import Routing
 from asbuilt.train.export import ADAPTER, EXPORTED, export
 from asbuilt.train.image_texts import contrastive_data
@@ -169,10 +169,8 @@ class Run:
     def step(self) -> Stepped:
         """Makes one step."""
         given, at, ranks = self.recipe.step, self.position, self.ranks
-        batches = [
-            self.data.batch(at.step * given.accumulate + i, ranks.number, ranks.count).to(self.model.device)
-            for i in range(given.accumulate)
-        ]
+        read = [self.data.batch(at.step * given.accumulate + i, *ranks.rows) for i in range(given.accumulate)]
+        batches = [ranks.cut(batch).to(self.model.device) for batch in read]
         every = self.recipe.run.norms_every
         watched = Watched(self.model) if every and (at.step + 1) % every == 0 else None
         made = train_step(
@@ -189,7 +187,8 @@ class Run:
         )
         self.position = replace(at, step=at.step + 1, tokens=at.tokens + made.tokens)
         spec = self.model.spec if self.recipe.tune.adapters else self.reading.spec
-        self.flops += sum(training_flops(spec, batch) for batch in batches) // ranks.together
+        computing = ranks.together * ranks.count // ranks.rows[1]  # the processes of one share
+        self.flops += sum(training_flops(spec, batch) for batch in read) // computing
         self.norms = None if watched is None else watched.norms()
         return made
 
@@ -234,6 +233,7 @@ def prepare(recipe: Recipe, divide: Callable[[Model], Model] = lambda model: mod
     tensor_share(reading.spec, recipe.parallel.tensor, recipe.parallel.vocabulary)
     require_spread(reading.spec, recipe.parallel.expert)
     require_stages(reading.spec, recipe)
+    require_context(reading.spec, recipe)
     if recipe.model.weights:
         model = tuned_model(recipe.model.source, recipe.tune, recipe.run.seed)
     else:

@@ -12,13 +12,14 @@ from asbuilt.train.batch import Batch
 
 
 class Ranks:
-    """The processes that share each step's batch: `count` of them, of which this one is `number`.
+    """The processes that share each step's batch, its sequences or their tokens: `count`, this one being `number`.
 
     This class is a process alone; `asbuilt.train.many` has that of many.
     """
 
     number: int = 0
     count: int = 1
+    rows: tuple[int, int] = (0, 1)  # which share of a batch's sequences this one reads, and of how many
     first: bool = True  # the one that reports, and writes the log and the exported model
     together: int = 1  # processes that compute one share of a batch
 
@@ -28,6 +29,10 @@ class Ranks:
 
     def summed(self, tensor: Tensor) -> Tensor:
         """Returns the sum of the ranks' tensors."""
+        return tensor
+
+    def along(self, tensor: Tensor) -> Tensor:
+        """Returns the sum of the tensors of the ranks that have parts of the same sequences."""
         return tensor
 
     def begin(self, model: Model, last: bool) -> None:
@@ -64,6 +69,10 @@ class Ranks:
 
     def share(self, batch: Batch) -> Batch:
         """Returns this rank's share of a batch."""
+        return batch
+
+    def cut(self, batch: Batch) -> Batch:
+        """Returns this rank's tokens of its share of a batch."""
         return batch
 
 

@@ -38,7 +38,10 @@ KEPT = frozenset(
         aten._scaled_dot_product_cudnn_attention.default,
     }
 )
-RECEIVED = frozenset({torch.ops._c10d_functional.all_to_all_single.default} if dist.is_available() else ())
+functional = torch.ops._c10d_functional
+RECEIVED = frozenset(
+    {functional.all_to_all_single.default, functional.all_gather_into_tensor.default} if dist.is_available() else ()
+)
 BATCHED = frozenset({aten.bmm.default, aten.baddbmm.default})
 
 
@@ -55,7 +58,8 @@ def recompute_blocks(model: Model, kind: Checkpointing) -> None:
 def repeated(forward: Callable[[Tensor, Step], Tensor], more: dict[str, Any], x_BTM: Tensor, step: Step) -> Tensor:
     """Returns forward(x, step), which the backward pass repeats from the step as it was before.
 
-    Layers share tables, and lend keys and values, through the step: what is there already would not be made again.
+    Layers share tables, and lend keys and values, through the step: what is there already would not be made again, as
+    tables and masks without gradients need not be.
     """
     if not torch.is_grad_enabled():
         return forward(x_BTM, step)
@@ -64,7 +68,10 @@ def repeated(forward: Callable[[Tensor, Step], Tensor], more: dict[str, Any], x_
     def run(x_BTM: Tensor) -> Tensor:
         nonlocal first
         given, first = step if first else before.copied(), False
-        return forward(x_BTM, given)
+        made = forward(x_BTM, given)
+        if given is step:
+            before.share(step)
+        return made
 
     made = checkpoint(run, x_BTM, use_reentrant=False, preserve_rng_state=False, **more)
     assert isinstance(made, Tensor)

@@ -219,7 +219,7 @@ class Parallel:
     interleave: int = 1
     """Stages of each of these ranks: its blocks are so many chunks, and each micro-batch passes it as often."""
     context: int = 1
-    """Ranks that divide each sequence; 1, since the loop does not have them (`asbuilt plan train --cp` plans them)."""
+    """Of the ranks that share the batch, the neighbours that divide each sequence by its tokens."""
     expert: int = 1
     """Data-parallel ranks over which the experts of mixtures are spread; rows go to them and come back."""
     vocabulary: bool = True
@@ -228,16 +228,8 @@ class Parallel:
     def __post_init__(self) -> None:
         for name in ("ranks", "shard"):
             require_from(f"parallel.{name}", getattr(self, name), 0)
-        for name in ("tensor", "pipeline", "interleave", "expert"):
+        for name in ("tensor", "pipeline", "interleave", "context", "expert"):
             require_from(f"parallel.{name}", getattr(self, name), 1)
-        if self.context != 1:
-            raise InputError(
-                "not trained yet: PyTorch's knows the attention kernels of CUDA alone",
-                field="parallel.context",
-                value=self.context,
-                allowed="1",
-                fix="asbuilt plan train --cp plans it",
-            )
 
 
 @dataclass(frozen=True, kw_only=True)

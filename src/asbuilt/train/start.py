@@ -22,7 +22,7 @@ def run(
 
         if recipe.tune.kind == "qlora":
             raise InputError("needs a process alone", field="tune.kind", value="qlora", allowed="full or lora")
-        for name in ("tensor", "pipeline", "expert"):
+        for name in ("tensor", "pipeline", "context", "expert"):
             asked = getattr(recipe.parallel, name)
             if asked > 1 and (recipe.tune.adapters or recipe.data.preferences):
                 problem = "adapters and preferences are divided by data alone (parallel.shard)"
@@ -42,7 +42,7 @@ def run(
                 raise InputError("needs a process alone", field=f"run.{name}", value=asked, allowed="0 under torchrun")
 
         return run_many(recipe, resume=resume, report=report)
-    for name in ("ranks", "shard", "tensor", "pipeline", "expert"):
+    for name in ("ranks", "shard", "tensor", "pipeline", "context", "expert"):
         asked = getattr(recipe.parallel, name)
         if asked > 1:
             raise InputError(

@@ -77,7 +77,9 @@ def _lengths(value: object, field: str) -> tuple[tuple[int, int], ...]:
 
 DESCRIBE: dict[str, Parse] = {"seq": parse_tokens, "batch": whole, "dtype": word, "kv_dtype": word}
 SERVE: dict[str, Parse] = {
-    **dict.fromkeys(("gpus", "tp", "pp", "ep", "users", "max_num_seqs", "node", "block_size"), whole),
+    **dict.fromkeys(
+        ("gpus", "tp", "pp", "ep", "redundant_experts", "users", "max_num_seqs", "node", "block_size"), whole
+    ),
     **dict.fromkeys(("n_gpu_layers", "n_cpu_moe", "lora", "lora_rank", "speculate", "requests", "seed"), whole),
     **dict.fromkeys(("context", "prompt", "chunk", "input_tokens", "output_tokens"), parse_tokens),
     **dict.fromkeys(("dtype", "kv_dtype", "engine", "rate", "arrivals", "price", *CHOICES), word),
@@ -103,7 +105,7 @@ TRAIN: dict[str, Parse] = {
     **dict.fromkeys(("price", "utilisation", "effective_time", "reserve"), number),
     **dict.fromkeys(("kernel_efficiency", "attention_efficiency"), number),
     **dict.fromkeys(("master", "sequence_parallel", "divide_vocabulary", "qlora"), _flag),
-    **dict.fromkeys(("fp8", "fp8_dispatch", "overlap_experts", "overlap_tensor"), _flag),
+    **dict.fromkeys(("fp8", "fp8_dispatch", "overlap_experts", "overlap_tensor", "documents", "gather_context"), _flag),
     **dict.fromkeys(("network", "host"), _rate),
     **dict.fromkeys(("tokens", "tokens_per_step"), parse_count),
     "seq": parse_tokens,

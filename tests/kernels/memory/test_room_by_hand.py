@@ -153,26 +153,27 @@ MASKS = Attention(d_model=3, n_heads=5, n_kv_heads=1, d_head=2)  # 21 rows: q 21
 
 @WIDTHS
 def test_room_of_making_masks(w: int) -> None:
-    """Beside q, k and v: the distances of all pairs in int64 and two bytes of a pair, of which one stays.
+    """Beside q, k and v: two bytes of a pair, of which one stays, and for strides two numbers in int64.
 
-    Both ways distances are there once more without their sign. See the measured peaks.
+    See the measured peaks.
     """
     projected = (210 + 42 + 42) * w
     run = replace(RUN, width=w)
     assert AttentionMemory(MASKS).mask_peak(run)[1:] == (0, 0)
     assert AttentionMemory(replace(MASKS, window=7)).mask_peak(run)[1:] == (0, 0)
     for near, each in (
-        (replace(MASKS, window=6), 8 + 1),
-        (replace(MASKS, chunk=6), 8 + 1),
-        (replace(MASKS, window=6, causal=False), 8 + 8 + 1),
+        (replace(MASKS, window=6), 1),
+        (replace(MASKS, chunk=6), 1),
+        (replace(MASKS, window=6, causal=False), 1),
+        (replace(MASKS, stride=3), 8 + 8 + 1),
     ):
         assert AttentionMemory(near).mask_peak(run)[1:] == (49, projected + each * 49)
         assert AttentionMemory(near).mask_peak(replace(run, kernel="engine"))[1:] == (0, 0)
     after = replace(run, past=4)  # 7 x 11 pairs, of a window 7 x (4 + 7), of one of three 7 x (3 + 7)
-    assert AttentionMemory(replace(MASKS, window=6)).mask_peak(after)[1:] == (77, projected + 9 * 77)
-    assert AttentionMemory(replace(MASKS, window=3)).mask_peak(after)[1:] == (70, projected + 9 * 70)
+    assert AttentionMemory(replace(MASKS, window=6)).mask_peak(after)[1:] == (77, projected + 77)
+    assert AttentionMemory(replace(MASKS, window=3)).mask_peak(after)[1:] == (70, projected + 70)
     seen = replace(run, images=1, mutual=3)
-    assert AttentionMemory(MASKS).mask_peak(seen)[1:] == (3 * 49, projected + 9 * 3 * 49)
+    assert AttentionMemory(MASKS).mask_peak(seen)[1:] == (3 * 49, projected + 3 * 49)
     assert AttentionMemory(replace(MASKS, causal=False)).mask_peak(seen)[1:] == (0, 0)
     projection = replace(MASKS, positions=RelativeProjection(d_model=4, n_heads=5, d_head=2))
     made = 5 * 49 * (4 + (w if w < 4 else 0)) + 17 * 49
@@ -562,20 +563,20 @@ def test_room_of_tables_and_masks_that_stay(w: int) -> None:
         assert room(stack(*turned), w) == 56 + 231 * w + (1050 + 3 * 840) * w + 2 * 7 * tables * w
     near, nearer = replace(wide, window=6), replace(wide, window=5)
     for bodies, masks in (((near,), 1), ((near, near), 1), ((near, nearer), 2), ((near, wide), 1)):
-        making = 231 * w + 1050 * w + 9 * 49
+        making = 231 * w + 1050 * w + 49
         with_mask = (Q + K + V + MIXED) * w + max(SUMS * max(4, w) + 49 * w, RESULT * w)
         assert room(stack(*bodies), w) == 56 + 231 * w + masks * 49 + max(with_mask, making)
         assert with_mask > making
     # one head of one number: 7 x 7 pairs take more to make than all else, but where numbers are wide
-    tiny = Attention(d_model=11, n_heads=1, n_kv_heads=1, d_head=1, window=6)
-    making = 231 * w + 3 * 21 * w + 9 * 49
+    tiny = Attention(d_model=11, n_heads=1, n_kv_heads=1, d_head=1, stride=3)
+    making = 231 * w + 3 * 21 * w + 17 * 49
     assert room(stack(tiny), w) == 56 + 231 * w + 49 + max(making, 2 * 231 * w)
     # of two masks the one that takes more is what counts: slopes, 7 x 7 numbers and 17 bytes of each pair
-    sloped = replace(tiny, window=None, positions=Alibi(n_heads=1))
+    sloped = replace(tiny, stride=None, positions=Alibi(n_heads=1))
     making = 231 * w + 3 * 21 * w + 49 * ((17 if w <= 4 else 21) - w)
     assert room(stack(tiny, sloped), w) == room(stack(sloped, tiny), w)
     assert room(stack(tiny, sloped), w) == 56 + 231 * w + 49 + 49 * w + max(
-        making, 231 * w + 63 * w + 9 * 49, 2 * 231 * w
+        making, 231 * w + 63 * w + 17 * 49, 2 * 231 * w
     )
 
 

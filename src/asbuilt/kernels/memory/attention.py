@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Literal
 
 from asbuilt.kernels.memory.linear import MappedMemory, of_map
-from asbuilt.kernels.memory.registry import Divided, Saved, memory, memory_of
+from asbuilt.kernels.memory.registry import Divided, Room, Saved, memory, memory_of
 from asbuilt.spec.attention import Attention
 from asbuilt.spec.part import Pass
 from asbuilt.spec.positions import Alibi, RelativeBuckets, Rotary
@@ -21,7 +21,7 @@ class AttentionMemory(MappedMemory[Attention]):
     def saves(self, run: Pass) -> tuple[Saved, ...]:
         """The input, q and k with RoPE applied, v, and the attention output; scores depend on the kernel.
 
-        Fused: one log-sum-exp per query, and the library's copy of a mask other than causal. Reference: the mask unless
+        Fused: one log-sum-exp per query, and a mask other than causal, which layers share. Reference: the mask unless
         it is added, the probabilities (again if they are cast), and capped scores. Keys and values of an earlier layer
         are saved there.
         """
@@ -109,7 +109,7 @@ class AttentionMemory(MappedMemory[Attention]):
             return "bool"
         if isinstance(part.positions, Alibi | RelativeBuckets | RelativeProjection):
             return "added"
-        ahead = part.sees_ahead(run) or run.padded
+        ahead = part.sees_ahead(run) or run.padded or run.documents
         if (part.reach is not None and run.tokens > part.reach) or ahead or part.sparse:
             return "bool"
         if not part.causal or (run.tokens == 1 and part.chunk is None):
@@ -141,9 +141,10 @@ class AttentionMemory(MappedMemory[Attention]):
             return name, each * run.width, self._projected(run) + made
         if run.padded:
             return name, pairs, pairs
-        # distances in int64, absolute ones or remainders beside them, and two of bool
-        making = (9 if part.causal and not part.sparse else 17) * pairs
-        return (name, pairs, self._projected(run) + making) if kind == "bool" else (name, 0, 0)
+        # of strides distances in int64, and remainders beside them; else a condition of bool beside the others
+        each = 17 if part.stride is not None else 2 if part.summary is not None else 1
+        each += 2 * (part.window is not None and part.sees_ahead(run))
+        return (name, pairs, self._projected(run) + each * pairs) if kind == "bool" else (name, 0, 0)
 
     @property
     def _pattern(self) -> str:
@@ -170,22 +171,24 @@ class AttentionMemory(MappedMemory[Attention]):
         return self._masked(run) * max(seeing, part.n_heads * 4 + 13, cast)
 
     def _masked(self, run: Pass) -> int:
-        """Returns the size of a mask: one number per pair, and per sequence if their images are placed differently.
+        """Returns the size of a mask: one number per pair, and per sequence if their images or documents are unlike.
 
         One of chosen keys has one per pair, sequence and key head.
         """
         if self.part.chooses(run):
             return run.rows * self.part.keys(run) * self.part.n_kv_heads
-        apart = run.padded or self.part.sees_ahead(run)
+        apart = run.padded or run.documents or self.part.sees_ahead(run)
         return run.tokens * self.part.keys(run) * (run.batch if apart else 1)
 
     def _saves_fused(self, run: Pass) -> tuple[Saved, ...]:
         part = self.part
         pairs = self._masked(run)
         masks = {
-            "bool": (Saved(name="mask", size=pairs, divided="width" if part.chooses(run) else "none"),),
+            "bool": (Saved(name=f"mask {self._pattern}", size=pairs, shared=True, divided="none"),),
             "added": (Saved(name=f"{part.positions} {self._pattern}", size=part.n_heads * pairs, shared=True),),
         }
+        if part.chooses(run):  # which the library converts to the pass's dtype
+            masks["bool"] = (Saved(name="mask", size=pairs, divided="width"),)
         return (
             Saved(name="logsumexp", size=run.rows * part.n_heads, width="wide", divided="width"),
             *masks.get(self._mask(run), ()),
@@ -210,9 +213,9 @@ class AttentionMemory(MappedMemory[Attention]):
     def _saves_buckets(self, run: Pass) -> tuple[Saved, ...]:
         """The bucket of every pair, and which pairs are masked: shared by layers with the same attention pattern."""
         part = self.part
-        pairs, name = run.tokens * part.keys(run), f"{part.positions} {self._pattern}"
+        pairs, name = self._masked(run), f"{part.positions} {self._pattern}"
         far = part.reach is not None and run.tokens > part.reach
-        hidden = far or part.chunk is not None or part.sparse or (run.tokens > 1 and part.causal)
+        hidden = far or run.documents or part.chunk is not None or part.sparse or (run.tokens > 1 and part.causal)
         buckets = Saved(name=f"{name} buckets", size=pairs, width="int64", shared=True)
         return (buckets, Saved(name=f"{name} hidden", size=pairs, width="bool", shared=True)) if hidden else (buckets,)
 
@@ -252,6 +255,16 @@ class AttentionMemory(MappedMemory[Attention]):
             return whole
         chosen = turned + mixed + self._masked(run) if part.chooses(run) else 0  # heads in other order, and the mask
         return max(memory(part.indexer).peak_bytes(run), whole + chosen)
+
+    def room(self, run: Pass) -> Room | None:
+        """Of plain heads the gradients of the mix and of q, k and v, these twice while they are put together again."""
+        part = self.part
+        inside = (part.positions, part.gating, part.q_norm, part.k_norm, part.v_norm, part.differential, part.indexer)
+        lent = part.kv_name is not None or part.kv_from is not None or part.value_width != part.d_head
+        plain = self.plain and not lent and all(one is None for one in inside) and not self._uses_reference(run)
+        if not plain or part.chooses(run) or self._mask(run) == "added":
+            return None
+        return Room(0, 2 * self._projected(run) + run.rows * part.d_mixed * run.width)
 
     def _distances_peak(self, run: Pass, positions: Disentangled, pairs: int) -> int:
         """Returns the bytes while embedded distances become scores: the second term's products beside the first term.

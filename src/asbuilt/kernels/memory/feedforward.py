@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from asbuilt.kernels.memory.linear import MappedMemory
-from asbuilt.kernels.memory.registry import Memory, Saved, memory_of
+from asbuilt.kernels.memory.registry import Memory, Room, Saved, memory_of
 from asbuilt.spec.feedforward import MLP, XIELU, GatedMLP
 from asbuilt.spec.part import Pass
 
@@ -54,6 +54,20 @@ class MLPMemory(MappedMemory[MLP]):
         between = part.d_ff if part.activation == "quick_gelu" else 0
         between = 4 * part.d_ff if isinstance(part.activation, XIELU) else between
         return run.rows * run.width * (part.d_ff + max(part.d_ff + between, part.d_model)) + self.peak_beside(run)
+
+    def room(self, run: Pass) -> Room | None:
+        """Up's result where the activation saves another, and for quick_gelu what it scales; gradients of the hidden.
+
+        Two of these are there at once in an activation's backward pass, the second where down's input has been, unless
+        it is relu's too; and down's new gradient beside the first.
+        """
+        part = self.part
+        forward = {"gelu": 0, "gelu_tanh": 0, "silu": 0, "relu": 1, "quick_gelu": 2}.get(str(part.activation))
+        if forward is None or not self.plain:
+            return None
+        wide = run.rows * part.d_ff * run.width
+        matrix = part.d_ff * part.d_model * run.width
+        return Room(forward * wide, wide + max(matrix, wide if part.activation == "relu" else 0))
 
 
 @memory_of(GatedMLP)

@@ -41,6 +41,8 @@ class LatentAttentionMemory(MappedMemory[LatentAttention]):
         kept = (Saved(name=name, size=heads * width, divided="width") for name, width in widths.items())
         masked = run.batch * run.tokens * run.tokens if part.chooses(run) else 0
         mask = (Saved(name="mask", size=masked, divided="none"),) if masked else ()
+        if run.documents:  # one for all layers
+            mask = (Saved(name="mask of documents", size=run.rows * run.tokens, shared=True, divided="none"),)
         return (*common, *kept, *mask, Saved(name="logsumexp", size=heads, width="wide", divided="width"))
 
     def _saves_reference(self, run: Pass) -> tuple[Saved, ...]:
@@ -48,8 +50,9 @@ class LatentAttentionMemory(MappedMemory[LatentAttention]):
         pairs, heads = run.tokens * run.tokens, run.rows * part.n_heads
         size = run.batch * part.n_heads * pairs
         widths = {"q": part.d_head, "k": part.d_head, "v": part.d_value}
-        masked = pairs * (run.batch if part.chooses(run) else 1)
-        mask = (Saved(name="mask", size=masked, width="bool", divided="none"),) if run.tokens > 1 else ()
+        masked = pairs * (run.batch if part.chooses(run) or run.documents else 1)
+        masks = run.tokens > 1 or run.documents
+        mask = (Saved(name="mask", size=masked, width="bool", divided="none"),) if masks else ()
         cast = (Saved(name="probabilities cast", size=size, divided="width"),) if run.width < 4 else ()
         kept = (Saved(name=name, size=heads * width, divided="width") for name, width in widths.items())
         return (*kept, *mask, Saved(name="probabilities", size=size, width="wide", divided="width"), *cast)

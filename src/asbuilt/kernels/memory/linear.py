@@ -126,6 +126,11 @@ def of_map(part: Map) -> MapMemory[Map]:
 class MappedMemory(Memory[M]):
     """Memory of a part whose linear maps are children."""
 
+    @property
+    def plain(self) -> bool:
+        """Whether all maps are plain ones, without wrappers."""
+        return all(isinstance(one, Linear) and not one.clipped for one in self.part.maps.values())
+
     def maps_keep(self, run: Pass) -> tuple[Saved, ...]:
         """Returns what autograd saves for wrappers of the maps, beyond the plain ones."""
         part = self.part

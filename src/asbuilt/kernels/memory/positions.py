@@ -17,13 +17,18 @@ from asbuilt.spec.positions import (
 )
 
 
+def placed(run: Pass) -> int:
+    """Returns the number of positions of a pass: of one sequence, or of all if each has its own."""
+    return run.rows if run.documents else run.tokens
+
+
 @memory_of(LearnedPositions)
 class LearnedPositionsMemory(Memory[LearnedPositions]):
     """Memory of the lookup of positions."""
 
     def saves(self, run: Pass) -> tuple[Saved, ...]:
-        """The position ids, one row for the whole batch if nothing is padded."""
-        return (Saved(name="positions", size=run.tokens, width="int64", shared=True),)
+        """The position ids, one row for the whole batch unless each has its own documents."""
+        return (Saved(name="positions", size=placed(run), width="int64", shared=True),)
 
 
 @memory_of(GridPositions)
@@ -44,11 +49,11 @@ class RotaryMemory(Memory[Rotary]):
     def saves(self, run: Pass) -> tuple[Saved, ...]:
         """The RoPE tables, shared by all layers with equal RoPE."""
         name = f"{self.part} of {run.tokens}"  # windows of an image have tables of their own
-        return (Saved(name=name, size=2 * run.tokens * self.part.d_rotary, shared=True),)
+        return (Saved(name=name, size=2 * placed(run) * self.part.d_rotary, shared=True),)
 
     def peak_bytes(self, run: Pass) -> int:
         """The RoPE tables, which stay for the whole pass."""
-        return 2 * run.tokens * self.part.d_rotary * run.width
+        return 2 * placed(run) * self.part.d_rotary * run.width
 
     def resident(self, tokens: int, width: int) -> int:
         """Cosines and sines of every position, once for each pair of numbers.
@@ -70,4 +75,4 @@ class QueryTemperatureMemory(Memory[QueryTemperature]):
 
     def saves(self, run: Pass) -> tuple[Saved, ...]:
         """The scales, shared by all layers."""
-        return (Saved(name=f"{self.part} of {run.tokens}", size=run.tokens, shared=True),)
+        return (Saved(name=f"{self.part} of {run.tokens}", size=placed(run), shared=True),)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from asbuilt.spec.part import Part, Pass
 
@@ -26,6 +26,16 @@ Width = Literal["activation", "wide", "int64", "bool"]
 Divided = Literal["tokens", "width", "none"]
 
 P = TypeVar("P", bound=Part)
+
+
+class Room(NamedTuple):
+    """Bytes that a part needs in training beside what it saves: most of them forward, and most of them backward.
+
+    Backward beside the gradient of its result too; what it has saved is there until it is no longer needed.
+    """
+
+    forward: int
+    backward: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +99,10 @@ class Memory(Generic[P]):
     def peak_bytes(self, run: Pass) -> int:
         """Returns the peak bytes while the part runs without gradients, its input excluded."""
         return 0
+
+    def room(self, run: Pass) -> Room | None:
+        """Returns what the body of a residual branch needs in training; None where only `peak_bytes` is known."""
+        return None
 
     def resident(self, tokens: int, width: int) -> int:
         """Returns the bytes of tables for sequences of `tokens` that an engine keeps; equal parts share them."""

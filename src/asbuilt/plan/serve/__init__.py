@@ -5,13 +5,14 @@ from typing import TYPE_CHECKING
 from asbuilt.packages import on_first_use
 
 if TYPE_CHECKING:
+    from asbuilt.plan.serve.ask import serve
     from asbuilt.plan.serve.conventions import Conventions
-    from asbuilt.plan.serve.plan import ServePlan, serve
+    from asbuilt.plan.serve.plan import ServePlan
 
 PUBLIC = {
     "Conventions": "asbuilt.plan.serve.conventions",
     "ServePlan": "asbuilt.plan.serve.plan",
-    "serve": "asbuilt.plan.serve.plan",
+    "serve": "asbuilt.plan.serve.ask",
 }
 __all__ = ["Conventions", "ServePlan", "serve"]
 

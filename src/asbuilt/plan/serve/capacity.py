@@ -74,6 +74,8 @@ class Capacity:
     """LoRA adapters beside the model."""
     offload: Offload | None = None
     """What is in host memory."""
+    kv_host: float | None = None
+    """Bytes of host memory for caches of one copy of the model."""
 
     def moved(self, machine: Machine, layout: Placement) -> Capacity:
         """Returns the capacity elsewhere, with nothing in host memory.

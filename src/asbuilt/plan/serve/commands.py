@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 PUBLISHED = re.compile(r"config of ([\w.-]+/[\w.-]+)")
 TORCH_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-FLAGS = ("--enable-expert-parallel",)
+FLAGS = ("--enable-expert-parallel", "--enable-eplb")
 DEGREES = ("tp", "pp", "replicas", "ep")
 
 
@@ -43,6 +43,8 @@ VLLM = Server(
         "pp": "--pipeline-parallel-size",
         "replicas": "--data-parallel-size",
         "ep": "--enable-expert-parallel",
+        "replicas of experts": "--enable-eplb",
+        "configuration of replicas": "--eplb-config",
         "dtype": "--dtype",
         "quantization": "--quantization",
         "cache": "--kv-cache-dtype",
@@ -64,6 +66,8 @@ SERVERS: dict[str, Server] = {
             "pp": "--pp-size",
             "replicas": "--dp-size",
             "ep": "--ep-size",
+            "replicas of experts": "--enable-eplb",
+            "redundant": "--ep-num-redundant-experts",
             "dtype": "--dtype",
             "quantization": "--quantization",
             "cache": "--kv-cache-dtype",
@@ -141,6 +145,8 @@ def unsaid(plan: ServePlan) -> list[str]:
         for name in DEGREES
         if getattr(plan.layout, name) > 1 and name not in server.options and name not in server.unasked
     ]
+    if plan.layout.redundant and "replicas of experts" not in server.options:
+        found.append(f"{plan.layout.redundant} replicas of experts")
     values = _values(plan, server)
     if values["dtype"] is None and values["quantization"] is None and not plan.precision.name.startswith("as "):
         found.append(f"weights in {plan.precision.name}, which the checkpoint must have")
@@ -166,7 +172,11 @@ def _values(plan: ServePlan, server: Server) -> dict[str, object]:
     # A server of slots divides its context among them: each has the plan's.
     slots = max(1, min(plan.users or 1, plan.asked.users or plan.users or 1))
     fp8 = precision == "fp8" and "quantization" in server.options
+    redundant = layout.redundant or None
     return {
+        "replicas of experts": redundant,
+        "redundant": redundant,
+        "configuration of replicas": redundant and f'{{"num_redundant_experts": {redundant}}}',
         **{name: getattr(layout, name) if getattr(layout, name) > 1 else None for name in DEGREES},
         "dtype": server.dtypes.get(precision),
         "quantization": "fp8" if fp8 else None,

@@ -94,6 +94,8 @@ class Goal:
             return True
         few = replace(self.workload, requests=min(TRIED, self.workload.count(self.workload.users)))
         found = simulate(roofline.judged, few)
+        if found is not None and found.sustained is None:  # too few to say, so as many as it takes
+            found = simulate(roofline.judged, replace(self.workload, requests=None))
         return found is not None and found.meets(self.latency, self.first_token)
 
 
@@ -140,7 +142,7 @@ def smallest_count(roofline: Roofline, goal: Goal, context: int) -> int | None:
 
 def copied(roofline: Roofline, copy: Placement, count: int) -> Roofline:
     """Returns the roofline of that many copies of the model, each with the degrees of `copy`."""
-    layout = served(copy.per_copy * count, tp=copy.tp, pp=copy.pp, ep=copy.ep)
+    layout = served(copy.per_copy * count, tp=copy.tp, pp=copy.pp, ep=copy.ep, redundant=copy.redundant)
     return _moved(roofline, roofline.capacity.machine, layout)
 
 
@@ -249,6 +251,7 @@ def _more(
         else:
             changed, degrees = copied(roofline, now, count // now.per_copy), f" --tp {now.tp} --pp {now.pp}"
             degrees += f" --ep {now.ep}" if now.ep > 1 else ""
+            degrees += f" --redundant-experts {now.redundant}" if now.redundant else ""
         layout = changed.capacity.layout
         said = f"{count} devices: tp {layout.tp}, pp {layout.pp}"
         yield _suggestion(said, f"--gpus {count}{degrees}", changed, goal, context)

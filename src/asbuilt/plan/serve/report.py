@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from asbuilt.plan.lines import Line
 from asbuilt.plan.render import Cell, Table
-from asbuilt.plan.serve import commands, host_cache
+from asbuilt.plan.serve import commands, expert_loads, host_cache
 from asbuilt.plan.serve import report_offload as offloads
 from asbuilt.plan.serve import report_pools as pools
 from asbuilt.plan.serve import report_workload as workloads
@@ -18,7 +18,8 @@ from asbuilt.shown import number, size, time
 from asbuilt.spec.part import CacheFormat
 
 if TYPE_CHECKING:
-    from asbuilt.plan.serve.plan import Decode, ServePlan
+    from asbuilt.plan.serve.answers import Decode
+    from asbuilt.plan.serve.plan import ServePlan
     from asbuilt.plan.serve.roofline import Run
 
 
@@ -31,6 +32,7 @@ def document(plan: ServePlan) -> dict[str, Any]:
         "disaggregated": pools.plain(plan),
         "offload": offloads.plain(plan),
         "lora": _lora(plan),
+        "experts": expert_loads.plain(plan),
         "kv_host": host_cache.plain(plan),
         "engine": _engine(plan),
         "dtype": plan.precision.name,
@@ -143,7 +145,8 @@ def _lora(plan: ServePlan) -> dict[str, Any] | None:
 def _layout(plan: ServePlan) -> dict[str, int]:
     """Returns the degrees; `replicas` are copies of the whole model."""
     names = ("gpus", "tp", "pp", "ep")
-    return {name: getattr(plan.layout, name) for name in names} | {"replicas": plan.layout.copies}
+    more = {"replicas": plan.layout.copies, "redundant_experts": plan.layout.redundant}
+    return {name: getattr(plan.layout, name) for name in names} | more
 
 
 def _ladder_line(line: Line) -> dict[str, Any]:
@@ -203,6 +206,7 @@ def tables(plan: ServePlan) -> list[Table]:
         _ladder(plan),
         offloads.in_host(plan),
         host_cache.table(plan),
+        expert_loads.table(plan),
         _components(plan),
         _times(plan),
         _sweep(plan),

@@ -66,16 +66,31 @@ def served(plan: ServePlan) -> Table:
         _row("cache used, mean and most", low, middle, high, lambda s: f"{s.cache_used:.0%}, {s.cache_most:.0%}"),
         _row("busy", low, middle, high, lambda s: f"{s.busy:.0%}"),
         _row("preemptions", low, middle, high, lambda s: f"{s.preemptions:,}"),
-        _row("the rate is kept up", low, middle, high, lambda s: "yes" if s.sustained else "no"),
+        *(
+            [_row("brought back from the host", low, middle, high, lambda s: f"{s.returned:,}, {s.host_most:.0%} used")]
+            if plan.host_cache is not None
+            else []
+        ),
+        _row("the rate is kept up", low, middle, high, kept_up),
     ]
     rows += [_row(name, low, middle, high, shown) for name, shown in report_pools.served(plan)]
     return Table(title, ("", "expected", "fast", "slow"), rows)
 
 
+def kept_up(served: Served) -> str:
+    """Returns whether the rate is kept up, as far as the simulated requests can tell."""
+    return {True: "yes", False: "no", None: "too few requests to tell"}[served.sustained]
+
+
 def piled_up(plan: ServePlan) -> str:
-    """Returns why a workload's rate is not kept up."""
-    unserved = plan.served is not None and plan.served["middle"] is None
-    return "the longest request does not fit" if unserved else "requests arrive faster than they are served"
+    """Returns why a workload's rate is not kept up, or that this is not known."""
+    found = None if plan.served is None else plan.served["middle"]
+    if found is None:
+        return "the longest request does not fit"
+    if found.sustained is None:
+        many = f"{found.simulated:,} requests are too few to tell whether their rate is kept up"
+        return f"{many}: --requests {found.enough} would do"
+    return "requests arrive faster than they are served"
 
 
 def assumed(plan: ServePlan) -> list[tuple[Cell, ...]]:
@@ -116,7 +131,7 @@ def _compared(plan: ServePlan) -> tuple[Cell, ...]:
     cost = None if plan.costs is None else plan.costs["middle"].million_output
     return (
         *who,
-        "yes" if found.sustained else "no",
+        {True: "yes", False: "no", None: "?"}[found.sustained],
         time(found.first_token.p95),
         time(found.per_token.p95) if found.per_token else "-",
         number(found.output_tokens_per_second, 4),

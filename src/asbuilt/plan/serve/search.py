@@ -35,7 +35,8 @@ class Found:
         """The layout as options: --gpus 8 --tp 2 --pp 1."""
         layout = self.layout
         ep = f" --ep {layout.ep}" if layout.ep > 1 else ""
-        return f"--gpus {layout.gpus} --tp {layout.tp} --pp {layout.pp}{ep}"
+        more = f" --redundant-experts {layout.redundant}" if layout.redundant else ""
+        return f"--gpus {layout.gpus} --tp {layout.tp} --pp {layout.pp}{ep}{more}"
 
 
 def search(
@@ -52,7 +53,8 @@ def search(
     found: list[Found] = []
     best = gpus or most
     narrowest = None
-    for copy in copies(roofline.capacity.spec, gpus or most, roofline.conventions.node):
+    redundant = roofline.capacity.layout.redundant
+    for copy in copies(roofline.capacity.spec, gpus or most, roofline.conventions.node, redundant):
         if roofline.capacity.machine.slice_of and copy.gpus > 1:
             break
         if not _holds(roofline, copy, context) or copy.gpus > WIDER * (narrowest or copy.gpus):
@@ -66,22 +68,26 @@ def search(
     return tuple(sorted(found, key=lambda f: (f.layout.gpus, -f.tokens_per_second, f.layout.pp)))
 
 
-def copies(spec: Model, gpus: int, node: int) -> Iterator[Placement]:
-    """Yields the layouts of one copy of the model on up to `gpus` devices, those with few devices first."""
+def copies(spec: Model, gpus: int, node: int, redundant: int = 0) -> Iterator[Placement]:
+    """Yields the layouts of one copy of the model on up to `gpus` devices, those with few devices first.
+
+    Where experts are spread, `redundant` replicas are with them, as far as they divide evenly.
+    """
     for width in range(1, min(gpus, MOST_OF_COPY) + 1):
         for tp in divisors(width):
             for pp in divisors(width // tp):
                 if tp <= min(node, MOST_DEGREE) and tp in DEGREES and pp in DEGREES and width // (tp * pp) in DEGREES:
-                    yield from _with_experts(spec, width, tp, pp, node)
+                    yield from _with_experts(spec, width, tp, pp, node, redundant)
 
 
-def _with_experts(spec: Model, width: int, tp: int, pp: int, node: int) -> Iterator[Placement]:
+def _with_experts(spec: Model, width: int, tp: int, pp: int, node: int, redundant: int) -> Iterator[Placement]:
     """Yields the layouts with these degrees whose experts make one copy of all devices."""
     for ep in {1, width // pp}:
         if ep == 1 and tp * pp != width:
             continue
         try:
-            yield place(spec, gpus=width, tp=tp, pp=pp, ep=ep, node=node)
+            more = redundant if redundant and ep > 1 else None
+            yield place(spec, gpus=width, tp=tp, pp=pp, ep=ep, node=node, redundant=more)
         except InputError:
             continue
 

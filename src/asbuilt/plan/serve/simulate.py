@@ -3,7 +3,8 @@
 A step decodes every running sequence and fills the rest of the token budget with chunks of the oldest prompts. A
 request waits until its prompt fits in the cache; if the running sequences outgrow it, the newest one loses its cache,
 returns to the front of the queue and is computed again (Kwon et al. 2023, arXiv 2309.06180; chunked prefill: Agrawal et
-al. 2023, arXiv 2308.16369). Between two events nothing but the pasts change, and linearly: such steps are summed at
+al. 2023, arXiv 2308.16369). With room in host memory its cache goes there and is brought back over the bus, one at a
+time, while others decode. Between two events nothing but the pasts change, and linearly: such steps are summed at
 once.
 """
 
@@ -29,6 +30,40 @@ class Room:
     nbytes: float
     stored: Callable[[int], float]
     sequences: int
+
+
+@dataclass(kw_only=True)
+class HostRoom:
+    """Host memory for caches of a group: bytes in all, and those and the seconds on the bus of cached tokens.
+
+    `used` are taken, `free` is when the bus is free again, `returned` sequences were brought back.
+    """
+
+    nbytes: float
+    stored: Callable[[int], float]
+    seconds: Callable[[int], float]
+    used: float = 0.0
+    most: float = 0.0
+    free: float = 0.0
+    returned: int = 0
+
+    def keep(self, request: Request, tokens: int) -> None:
+        """Takes in the cached tokens of a sequence that others do not share, if there is room for them."""
+        nbytes = self.stored(tokens) - self.stored(request.shared)
+        if tokens > request.shared and self.used + nbytes <= self.nbytes:
+            self.used += nbytes
+            self.most = max(self.most, self.used)
+            request.hosted = tokens
+
+    def send(self, request: Request, now: float) -> None:
+        """Sends a sequence back to the device, after all others that were asked for."""
+        request.back = self.free = max(now, self.free) + self.seconds(request.hosted) - self.seconds(request.shared)
+
+    def drop(self, request: Request) -> None:
+        """Frees the room of a sequence that is back."""
+        self.used -= self.stored(request.hosted) - self.stored(request.shared)
+        self.returned += 1
+        request.hosted = 0
 
 
 @dataclass(kw_only=True)
@@ -61,6 +96,9 @@ class Request:
     piece: int = 0
     last: int = 0
     runs: int = 0
+    # tokens in host memory, and when they are back
+    hosted: int = 0
+    back: float = math.inf
 
 
 @dataclass(kw_only=True)
@@ -80,17 +118,22 @@ class Tally:
 @dataclass(kw_only=True)
 class Outcome:
     """The first requests, in order, of which the first `warm` are not counted, and the tallies when those are served
-    and when all are; of `room` bytes of cache, the most that were used.
+    and when all are; of the bytes of cache among the `limits`, the most that were used.
     """
 
-    room: float
+    limits: Room
     warm: int
     requests: list[Request] = field(default_factory=list)
     begin: Tally = field(default_factory=Tally)
     end: Tally = field(default_factory=Tally)
-    piled: bool = False
     preempted: int = 0
     most_cache: float = 0.0
+    host: HostRoom | None = None
+
+    @property
+    def room(self) -> float:
+        """Bytes of cache."""
+        return self.limits.nbytes
 
 
 class Group:
@@ -110,7 +153,10 @@ class Group:
         closed: bool = False,
         advance: float = 1.0,
         drafting: float = 1.0,
+        host: HostRoom | None = None,
     ) -> None:
+        self.host = host
+        self.returning: deque[Request] = deque()
         self.times, self.room, self.source, self.advance, self.drafting = times, room, source, advance, drafting
         self.users, self.closed = users, closed
         self.waiting: deque[Request] = deque()
@@ -140,19 +186,25 @@ class Group:
     def begin(self, curve: Curve, count: int, warm: int) -> None:
         """Prepares for `turn`, to be called until the first `count` requests are served."""
         self.curve, self.count = curve, count
-        self.outcome = Outcome(room=self.room.nbytes, warm=warm)
+        self.outcome = Outcome(limits=self.room, warm=warm, host=self.host)
         self.next = next(self.source)
         self.left = count
 
     def turn(self) -> None:
         """Simulates up to the next event, or waits for the next request."""
         self._arrive()
+        self._return()
         self._admit()
         if not self.running and not self.prefilling:
             assert self.next is not None
-            self.now = max(self.now, self.next.arrived)
+            coming = [self.returning[0].back] if self.returning else []
+            if not coming or self.next.arrived > self.now:
+                coming.append(self.next.arrived)
+            self.now = max(self.now, min(coming))
             return
         self._make_room()
+        if not self.running and not self.prefilling:
+            return
         if self.prefilling:
             self._mixed_step()
         else:
@@ -171,7 +223,6 @@ class Group:
             if self._full:
                 return
             if len(self.waiting) >= PILE * self.count:
-                self.outcome.piled = not self.closed
                 return
             request = self.next
             if self.closed:
@@ -190,7 +241,7 @@ class Group:
         return self.room.nbytes - self.total[-1] - self.kept
 
     def _admit(self) -> None:
-        while self.waiting and len(self.running) + len(self.prefilling) < self.room.sequences:
+        while self.waiting and self._many < self.room.sequences:
             request = self.waiting[0]
             whole = request.prompt + int(request.generated)
             kept = self.room.stored(whole) - request.saved
@@ -198,12 +249,36 @@ class Group:
                 return
             self.waiting.popleft()
             request.whole, request.done, request.kept = whole, min(request.shared, whole - 1), kept
-            self._take(request)
+            if request.hosted and self.host is not None:
+                self.kept += kept
+                self.host.send(request, self.now)
+                self.returning.append(request)
+            else:
+                self._take(request)
+
+    @property
+    def _many(self) -> int:
+        return len(self.running) + len(self.prefilling) + len(self.returning)
 
     @property
     def _held(self) -> bool:
         """Whether any sequence is in the cache."""
-        return bool(self.running or self.prefilling)
+        return self._many > 0
+
+    def _return(self) -> None:
+        """Goes on with the sequences whose caches are back from host memory."""
+        while self.returning and self.returning[0].back <= self.now:
+            request = self.returning.popleft()
+            assert self.host is not None
+            tokens = request.hosted
+            self.host.drop(request)
+            if request.generated:
+                self.kept -= request.kept
+                request.whole = tokens
+                self._decode(request)
+            else:
+                request.done = max(request.done, tokens)
+                self.prefilling.append(request)
 
     def _take(self, request: Request) -> None:
         """Begins with an admitted request."""
@@ -211,18 +286,25 @@ class Group:
         self.prefilling.append(request)
 
     def _make_room(self) -> None:
-        """Stops the newest sequences whose growth does not fit."""
-        while self._free < 0 and len(self.running) + len(self.prefilling) > 1:
+        """Stops the newest sequences whose growth does not fit; not those on their way back."""
+        while self._free < 0 and self._many > 1 and (self.running or self.prefilling):
             self.outcome.preempted += 1
             if self.prefilling:
                 request = self.prefilling.pop()
                 self.kept -= request.kept
+                self._host(request, request.done)
             else:
                 request = self.running[next(reversed(self.running))]
                 done = self.step - request.began
                 request.generated = min(request.output - 1, request.generated + self.advance * done)
+                self._host(request, int(request.offset + self.advance * self.step))
                 self._stop(request)
             self.waiting.appendleft(request)
+
+    def _host(self, request: Request, tokens: int) -> None:
+        """Keeps the cache of a stopped sequence in host memory, if it has room."""
+        if self.host is not None:
+            self.host.keep(request, tokens)
 
     def _mixed_step(self) -> None:
         """Decodes once, and computes as many tokens of prompts as the budget leaves."""
@@ -252,7 +334,7 @@ class Group:
 
     def _decode_steps(self) -> None:
         """Decodes until the next event, arrival that may be admitted, or end of the cache."""
-        n, growth = len(self.running), self.growth
+        growth = self.growth
         steps = max(1, self.events[0][0] - self.step)
         if growth[-1] > 0:
             steps = max(1, min(steps, int(self._free / growth[-1]) + 1))
@@ -264,8 +346,11 @@ class Group:
                 break
             steps, end = (steps - 1) // 2 + 1, middle
         seconds = steps * (first + end) / 2
-        if self.next is not None and n < self.room.sequences and not self.waiting and not self._full:
-            wait = self.next.arrived - self.now
+        coming = [self.returning[0].back] if self.returning else []
+        if self.next is not None and self._many < self.room.sequences and not self.waiting and not self._full:
+            coming.append(self.next.arrived)
+        if coming:
+            wait = min(coming) - self.now
             if wait < seconds:
                 more = (end - first) / (steps - 1) if steps > 1 else 0.0
                 steps = _steps_to(wait, first, more, steps)
@@ -305,6 +390,10 @@ class Group:
         if request.generated >= request.output:
             self._finish(request)
             return
+        self._decode(request)
+
+    def _decode(self, request: Request) -> None:
+        """Lets a request decode from its next token on."""
         request.runs += 1
         request.began = self.step
         request.offset = request.whole - self.advance * self.step

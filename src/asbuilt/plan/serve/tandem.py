@@ -20,20 +20,24 @@ from asbuilt.plan.serve.roofline import Roofline
 from asbuilt.plan.serve.simulate import Group, Outcome, Request, Room
 from asbuilt.plan.serve.steptime import StepTimes
 from asbuilt.plan.serve.transfer import Sent, ends, joined, pieces, sent
+from asbuilt.plan.serve.verdict import Delays, Verdict, every, verdict
 from asbuilt.plan.serve.workload import (
     USUAL_MOST,
     Pools,
     Prepared,
     Served,
     Workload,
+    delays,
+    held_at_least,
+    most_requests,
     prepared,
     requests,
     spread,
-    steady,
-    sustained,
 )
-from asbuilt.plan.serve.workload import simulate as together
+from asbuilt.plan.serve.workload import simulate as alone
 
+# So many requests are simulated at most, if fewer are too few to tell whether their rate is kept up.
+MOST_TRIED = 10_000
 # Seconds; where answers have one token, or nothing was counted, no time is spent.
 TINY = 1e-12
 
@@ -137,9 +141,23 @@ class Receiver:
 
 
 def simulate(roofline: Roofline, workload: Workload) -> Served | None:
-    """Returns how the devices serve the workload, in one pool or two; None if its longest sequence does not fit."""
+    """Returns how the devices serve the workload, in one pool or two; None if its longest sequence does not fit.
+
+    If it does not say how many requests, enough of them to say whether their rate is kept up, as far as MOST_TRIED.
+    """
+    found = _simulate(roofline, workload)
+    most = min(MOST_TRIED, most_requests(workload, roofline.capacity.chunk))
+    while found is not None and found.enough and workload.requests is None and found.simulated < most:
+        before, more = found.simulated, min(most, max(4 * found.simulated, found.enough))
+        found = _simulate(roofline, replace(workload, requests=more))
+        if found is not None and found.simulated <= before:
+            break
+    return found
+
+
+def _simulate(roofline: Roofline, workload: Workload) -> Served | None:
     if roofline.prefiller is None:
-        return together(roofline, workload)
+        return alone(roofline, workload)
     longest = max(prompt for prompt, _ in workload.lengths)
     first = prepared(roofline.prefiller, workload, longest, 1)
     second = prepared(roofline, workload, workload.longest, workload.drafts + 1)
@@ -220,8 +238,9 @@ class Tandem:
         ]
         slow = [(r.finished - r.first) / (r.output - 1) for r in counted if r.output > 1]
         whole = [r.finished - _origin(r).arrived for r in counted]
-        pools, inputs = self._pools(counted)
-        decoded = all(sustained(one.begin, one.end, piled=one.piled) for one in self.outcomes)
+        kept = self._verdicts()
+        pools, inputs = self._pools(counted, kept)
+        overall = every(list(kept.values()))
         gpus = [one.capacity.layout.gpus for one in (self.prefiller, self.roofline)]
         return Served(
             requests_per_second=finished,
@@ -230,7 +249,8 @@ class Tandem:
             first_token=spread([r.first - _origin(r).arrived for r in counted]),
             per_token=spread(slow) if slow else None,
             request=spread(whole),
-            sustained=pools.prefill_sustained and pools.transfer_sustained and decoded,
+            sustained=overall.kept,
+            enough=overall.enough,
             busy=_rate(self.outcomes, "busy") / len(self.outcomes),
             prefill_share=gpus[0] / sum(gpus),
             concurrency=finished * sum(whole) / len(whole),
@@ -241,7 +261,27 @@ class Tandem:
             pools=pools,
         )
 
-    def _pools(self, counted: list[Request]) -> tuple[Pools, float]:
+    def _verdicts(self) -> dict[str, Verdict]:
+        """Returns whether each pool, and the links between them, keep up with their shares of the rate."""
+        rate = (self.workload.rate or 0.0) / self.parts
+        every_one = sorted((r for one in self.outcomes for r in one.requests), key=lambda r: _origin(r).arrived)
+        computed = [_origin(r) for r in every_one]
+        sent = [(_origin(r).finished, r.arrived - _origin(r).finished) for r in every_one]
+        sent.sort()
+        carried = [seconds for _, seconds in sent]
+        links = Delays(rate=rate, arrived=[at for at, _ in sent], waited=carried, whole=carried, served=carried)
+        return {
+            "prefill": verdict(delays(computed, [r.finished - r.arrived for r in computed], rate)),
+            "transfer": verdict(links),
+            "decode": every([self._decoded(one, rate / len(self.outcomes)) for one in self.outcomes]),
+        }
+
+    def _decoded(self, found: Outcome, rate: float) -> Verdict:
+        """Returns whether a group that writes answers keeps up."""
+        held = held_at_least(found.requests, found.limits, rate)
+        return verdict(delays(found.requests, [r.begun - r.arrived for r in found.requests], rate, held))
+
+    def _pools(self, counted: list[Request], kept: dict[str, Verdict]) -> tuple[Pools, float]:
         """Returns what requests wait for in between, and tokens/s of prompts on all devices."""
         found = [group.end() for group in self.senders]
         here, inputs = len(found), self.parts * _rate(found, "inputs")
@@ -254,8 +294,8 @@ class Tandem:
             sending=sum(group.sent_seconds / max(group.now, group.free, TINY) for group in self.senders) / here,
             receiving=sum(link.busy / max(link.free, TINY) for link in self.links) / len(self.links),
             prefill_cache_most=max(one.most_cache / one.room for one in found),
-            transfer_sustained=all(_carried(one.requests[one.warm :]) for one in self.outcomes),
-            prefill_sustained=all(sustained(one.begin, one.end, piled=one.piled) for one in found),
+            transfer_sustained=kept["transfer"].kept,
+            prefill_sustained=kept["prefill"].kept,
         )
         return pools, inputs
 
@@ -266,16 +306,6 @@ def _rate(outcomes: list[Outcome], name: str) -> float:
         (getattr(one.end, name) - getattr(one.begin, name), one.end.seconds - one.begin.seconds) for one in outcomes
     ]
     return sum(counted / max(seconds, TINY) for counted, seconds in ends)
-
-
-def _carried(counted: list[Request]) -> bool:
-    """Returns whether caches do not pile up before a link: at a constant rate, as many are on their way as it takes."""
-    first, last = counted[0], counted[-1]
-    span = _origin(last).finished - _origin(first).finished
-    if span <= 0:
-        return True
-    early, late = (len(counted) / span * (one.arrived - _origin(one).finished) for one in (first, last))
-    return steady(len(counted), late - early, early)
 
 
 def _origin(request: Request) -> Request:

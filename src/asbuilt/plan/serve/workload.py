@@ -15,8 +15,9 @@ from asbuilt.files import read_regular
 from asbuilt.plan.serve.capacity import Capacity
 from asbuilt.plan.serve.curve import Curve
 from asbuilt.plan.serve.roofline import Roofline
-from asbuilt.plan.serve.simulate import Group, Outcome, Request, Room, Tally
+from asbuilt.plan.serve.simulate import Group, HostRoom, Outcome, Request, Room, Tally
 from asbuilt.plan.serve.steptime import StepTimes
+from asbuilt.plan.serve.verdict import KEPT, Delays, Verdict, verdict
 
 LARGEST_FILE, MOST_LENGTHS, LONGEST = 1 << 24, 10**6, 10**9
 MOST_REQUESTS, MOST_DRAFTS, MOST_USERS = 10**6, 64, 10**6
@@ -26,8 +27,6 @@ USUAL, EACH_USER, USUAL_MOST = 1000, 5, 20_000
 MOST_CHUNKS = 2 * 10**6
 # The share of the requests that is served before figures are counted.
 WARM = 0.1
-# A rate is sustained if fewer requests than this share of those that arrived are left over.
-LEFT_OVER = 0.05
 NAMES = ("input_tokens", "output_tokens")
 
 Arrivals = Literal["poisson", "even"]
@@ -179,8 +178,8 @@ class Pools:
     sending: float
     receiving: float
     prefill_cache_most: float
-    prefill_sustained: bool
-    transfer_sustained: bool
+    prefill_sustained: bool | None
+    transfer_sustained: bool | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +187,8 @@ class Served:
     """How a workload is served, in the steady state: rates on all devices, and seconds of requests.
 
     `first_token` counts from a request's arrival, `per_token` is the time between tokens of an answer on average.
-    `prefill_share` is the part of the busy time that prompts take. A rate is `sustained` if requests do not pile up.
+    `prefill_share` is the part of the busy time that prompts take. A rate is `sustained` if requests do not pile up;
+    None if too few were simulated to say, of which about `enough` would do.
     """
 
     requests_per_second: float
@@ -197,7 +197,7 @@ class Served:
     first_token: Spread
     per_token: Spread | None
     request: Spread
-    sustained: bool
+    sustained: bool | None
     busy: float
     prefill_share: float
     concurrency: float
@@ -205,6 +205,11 @@ class Served:
     cache_most: float
     preemptions: int
     simulated: int
+    enough: int | None = None
+    returned: int = 0
+    """Sequences that were brought back from host memory."""
+    host_most: float | None = None
+    """The most of the host memory for caches that was used."""
     pools: Pools | None = None
     """Where prompts are computed by other devices than answers; `busy` and the caches are then of those for answers."""
 
@@ -212,7 +217,7 @@ class Served:
         """Returns whether the 95th percentiles are within the targets, and requests do not pile up."""
         slow = latency is not None and self.per_token is not None and self.per_token.p95 > latency
         late = first_token is not None and self.first_token.p95 > first_token
-        return self.sustained and not slow and not late
+        return bool(self.sustained) and not slow and not late
 
 
 def requests(workload: Workload, groups: int, saved: Callable[[int], float]) -> Iterator[Request]:
@@ -239,7 +244,7 @@ def requests(workload: Workload, groups: int, saved: Callable[[int], float]) -> 
 def simulate(roofline: Roofline, workload: Workload) -> Served | None:
     """Returns how the roofline's devices serve the workload, None if its longest sequence does not fit."""
     found = outcome(roofline, workload)
-    return None if found is None else _served(found, roofline.capacity.layout.replicas)
+    return None if found is None else _served(found, roofline.capacity.layout.replicas, workload.rate)
 
 
 def outcome(roofline: Roofline, workload: Workload) -> Outcome | None:
@@ -257,8 +262,33 @@ def outcome(roofline: Roofline, workload: Workload) -> Outcome | None:
         closed=workload.rate is None,
         advance=workload.advance,
         drafting=1 + workload.drafts * workload.draft_cost,
+        host=host_room(roofline, workload.longest),
     )
     return group.run(ready.curve, workload.count(users), workload.warm(users))
+
+
+def host_room(roofline: Roofline, longest: int) -> HostRoom | None:
+    """Returns the host memory of a group for caches of up to `longest` tokens, None without any.
+
+    A copy's sequence takes what all its devices hold; each device brings its own share back at once with the others.
+    """
+    capacity = roofline.capacity
+    if capacity.kv_host is None:
+        return None
+    layout, stages = capacity.layout, capacity.device.stages
+    rate = roofline.conventions.host * roofline.reached.link
+
+    def shares(tokens: int) -> tuple[float, float]:
+        each = [capacity.per_user(stage, tokens) for stage in stages]
+        whole = sum(nbytes * stage.stage.count for nbytes, stage in zip(each, stages, strict=True))
+        return float(layout.tp * whole), max(each) / rate
+
+    curve = Curve(shares, longest + 1)
+    return HostRoom(
+        nbytes=capacity.kv_host / layout.groups,
+        stored=lambda tokens: curve.at(tokens)[0],
+        seconds=lambda tokens: curve.at(tokens)[1],
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,11 +328,21 @@ def prepared(roofline: Roofline, workload: Workload, longest: int, each: int) ->
     )
 
 
+def most_requests(workload: Workload, chunk: int) -> int:
+    """Returns how many requests have few enough chunks to simulate."""
+    return max(1, MOST_CHUNKS // _chunks(workload, chunk))
+
+
+def _chunks(workload: Workload, chunk: int) -> int:
+    """Returns the chunks of a prompt of the mean length."""
+    return math.ceil(workload.mean[0] * (1 - workload.prefix_share) / chunk)
+
+
 def _require_few_chunks(workload: Workload, chunk: int, count: int) -> None:
     """Raises InputError if prompts have so many chunks that the simulation would take minutes."""
-    chunks = count * math.ceil(workload.mean[0] * (1 - workload.prefix_share) / chunk)
-    if chunks > MOST_CHUNKS:
-        fewer = max(1, int(MOST_CHUNKS * count / chunks))
+    fewer = most_requests(workload, chunk)
+    if count > fewer:
+        chunks = count * _chunks(workload, chunk)
         problem = f"{count:,} such prompts have {chunks:,} chunks to simulate, more than {MOST_CHUNKS:,}"
         raise InputError(problem, field="requests", value=workload.requests, fix=f"give --requests {fewer}")
 
@@ -316,12 +356,15 @@ def _stored(capacity: Capacity, longest: int, tokens: int) -> float:
     return before + share * (after - before) + capacity.scratch(stage)
 
 
-def _served(found: Outcome, groups: int) -> Served:
-    begin, end, counted = found.begin, found.end, found.requests[found.warm :]
+def _served(found: Outcome, groups: int, asked: float | None) -> Served:
+    end, counted = found.end, found.requests[found.warm :]
+    begin = found.begin if found.begin.seconds < end.seconds else Tally()  # all may be served at one moment
     seconds, busy = end.seconds - begin.seconds, end.busy - begin.busy
     finished = end.finished - begin.finished
     slow = [(r.finished - r.first) / (r.output - 1) for r in counted if r.output > 1]
     whole = [r.finished - r.arrived for r in counted]
+    host = found.host
+    kept = KEPT if asked is None else kept_up(found, asked / groups)
 
     def rate(name: str) -> float:
         return groups * (getattr(end, name) - getattr(begin, name)) / seconds
@@ -333,7 +376,8 @@ def _served(found: Outcome, groups: int) -> Served:
         first_token=spread([r.first - r.arrived for r in counted]),
         per_token=spread(slow) if slow else None,
         request=spread(whole),
-        sustained=sustained(begin, end, piled=found.piled),
+        sustained=kept.kept,
+        enough=kept.enough,
         busy=busy / seconds,
         prefill_share=(end.prefilling - begin.prefilling) / busy,
         concurrency=groups * finished / seconds * sum(whole) / len(whole),
@@ -341,23 +385,54 @@ def _served(found: Outcome, groups: int) -> Served:
         cache_most=found.most_cache / found.room,
         preemptions=found.preempted,
         simulated=len(found.requests),
+        returned=0 if host is None else host.returned,
+        host_most=None if host is None else host.most / host.nbytes,
     )
 
 
-def sustained(begin: Tally, end: Tally, *, piled: bool) -> bool:
-    """Returns whether about as many requests were served as arrived, and they never `piled` up."""
-    arrived, finished = end.arrived - begin.arrived, end.finished - begin.finished
-    if piled:
-        return False
-    return steady(arrived, arrived - finished, begin.arrived - begin.finished)
+def kept_up(found: Outcome, rate: float) -> Verdict:
+    """Returns whether a group that computes prompts and answers keeps up with so many requests/s."""
+    requests = found.requests
+    held = held_at_least(requests, found.limits, rate)
+    return verdict(delays(requests, [r.first - r.arrived for r in requests], rate, held))
 
 
-def steady(arrived: int, more: float, inside: float) -> bool:
-    """Returns whether `more` requests than the `inside` ones, of those that arrived, are no pile that grows.
+def delays(requests: Sequence[Request], waited: list[float], rate: float, held: float = 0.0) -> Delays:
+    """Returns the delays of requests, which `waited` for their turn."""
+    mean = sum(r.output for r in requests) / len(requests)
+    paces = [
+        (r.finished - r.arrived - a) / (r.output - 1) if r.output > 1 else 0.0
+        for r, a in zip(requests, waited, strict=True)
+    ]
+    return Delays(
+        rate=rate,
+        arrived=[r.arrived for r in requests],
+        waited=waited,
+        whole=[a + (mean - 1) * pace for a, pace in zip(waited, paces, strict=True)],
+        served=[r.finished - r.arrived for r in requests],
+        held=held,
+    )
 
-    A steady load changes those inside by about their square root.
+
+def held_at_least(requests: Sequence[Request], room: Room, rate: float) -> float:
+    """Returns the least fraction of the room that so many requests/s need at the pace of these (Little's law).
+
+    More sequences at once are slower, not faster. Each holds at least the mean of its first and its last bytes: caches
+    grow ever more slowly, if not evenly.
     """
-    return more <= max(LEFT_OVER * arrived, 3 * math.sqrt(max(1, inside)))
+    seconds = [r.finished - max(r.first, r.begun) if r.runs <= 2 else 0.0 for r in requests]  # others were preempted
+    nbytes = [
+        s * ((room.stored(r.prompt) + room.stored(r.prompt + r.output)) / 2 - r.saved)
+        for s, r in zip(seconds, requests, strict=True)
+    ]
+    return rate * max(_at_least(seconds) / room.sequences, _at_least(nbytes) / room.nbytes)
+
+
+def _at_least(values: Sequence[float]) -> float:
+    """Returns the mean less two of its standard errors."""
+    mean = sum(values) / len(values)
+    spread = sum((value - mean) ** 2 for value in values) / max(1, len(values) - 1)
+    return mean - 2 * math.sqrt(spread / len(values))
 
 
 def spread(values: list[float]) -> Spread:

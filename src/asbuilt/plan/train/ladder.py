@@ -113,7 +113,7 @@ def _moments(stage: StageMemory) -> Iterator[Line]:
     yield Line(name="outside the blocks", value=stage.outside, note="inputs of the final norm and head, tokens, tables")
     if stage.temporary == stage.gradient_peak > max(stage.loss_peak, stage.recompute_peak):
         yield Line(
-            name="the head's gradient",
+            name=f"{'the table' if stage.job.loss == 'contrastive' else 'the head'}'s gradient",
             value=stage.temporary,
             source=ASSUMPTIONS["gradient"],
             note="the largest of this, the loss and a block's backward pass",
@@ -127,7 +127,7 @@ def _moments(stage: StageMemory) -> Iterator[Line]:
             name="the loss",
             value=stage.loss_peak,
             formula=formula,
-            source=ASSUMPTIONS["loss"],
+            source=ASSUMPTIONS["contrastive" if stage.job.loss == "contrastive" else "loss"],
             numbers={"at once": alive, "logits": stage.logits, **more},
             note="larger than a block's backward pass",
         )

@@ -22,6 +22,8 @@ if TYPE_CHECKING:  # they know models, which help does not need
 
 # Hoffmann et al. 2022 (arXiv 2203.15556), Table 3 rounded: about 20 tokens per parameter.
 CHINCHILLA = 20
+# Radford et al. 2021 (arXiv 2103.00020), section 2.5: 32 epochs of 400 million pairs.
+CLIP_PAIRS = 12_800_000_000
 # Kaplan et al. 2020 (arXiv 2001.08361): 2 FLOPs per parameter and token forward, 4 backward.
 SIX = 6
 
@@ -55,7 +57,8 @@ ASSUMPTIONS = {
     "host": f"{HOST / 1e9:g} GB/s between a GPU and host memory: PCIe 4 x16 as achieved in practice",
     "link": LINK_SOURCE,
     "optimizer": "its step reads and writes its state once, at full memory bandwidth",
-    "overlap": "data-parallel traffic overlaps with the backward pass, a context's ring with all computing",
+    "overlap": "data-parallel traffic overlaps with the backward pass, a context's ring with all computing, keys "
+    "and values that are gathered with none",
     "loss": "three float32 tensors of the logits' size at once, as in PyTorch's cross-entropy; two in asbuilt's, "
     "one where a head is a product alone (measured)",
     "gradient": "the head's new gradient coexists with the one it is added to; three for a tied table (measured)",
@@ -67,14 +70,21 @@ ASSUMPTIONS = {
     "selective": "recomputation in selective checkpointing takes the time of writing and reading what is recomputed",
     "kernel": "asbuilt's attention: with sinks or capped scores the scores are saved, unless recomputed",
     "predictors": "layers for multi-token prediction are not trained",
-    "images": "training is on text alone: towers of images and sounds and their projectors are held frozen",
-    "backward": "the working memory of a block's backward pass is taken to be that of its forward pass",
+    "images": "of models that read images or sounds in a text the text alone is trained; towers, projectors are frozen",
+    "backward": "the working memory of a block is declared where it is plain attention and MLPs; that of other blocks' "
+    "backward passes is taken to be that of their forward pass without gradients",
     "experts": "tokens are spread evenly over the experts",
     "adamw-8bit": "one byte per moment, an fp32 scale per 256 of them; tensors under 4,096 numbers in fp32",
     "muon": "momentum for matrices; AdamW for vectors, embeddings and the head; gathering matrices takes no time",
     "nf4": "4 bits, an 8-bit scale per 64 numbers, an fp32 scale per 256 of those; code tables not counted",
     "lora": "saved tensors as in full training, an upper bound: a frozen matrix without adapter can skip its input",
     "chinchilla": f"{CHINCHILLA} tokens per active parameter (arXiv 2203.15556)",
+    "pairs": f"{CLIP_PAIRS / 1e9:g}B pairs of an image and a text: CLIP's 32 epochs of 400M (arXiv 2103.00020); 6ND of "
+    "each tower with its own tokens",
+    "contrastive": "four float32 tensors as large as the similarities of a micro-batch's pairs at once, as in "
+    "asbuilt's loss (measured); pairs of other replicas are not gathered",
+    "documents": "one mask of all pairs of a sequence's tokens for each sequence, which layers share; scores are "
+    "computed in full, as without it",
     "6ND": "N is the active parameters, including the embedding table; without attention scores and recomputation",
 }
 
@@ -88,7 +98,10 @@ class Options:
     `interleave` None is as many chunks of a stage as there are blocks. With a `utilisation` of the whole step nothing
     is computed of its time; with a `kernel_efficiency` it is a lower bound. `attention_efficiency` is the fraction of
     the dense rate that scores reach, None for what is assumed of any kernel. `network` and `host` are bytes/s of one
-    GPU, `price` is of one GPU's hour. `pad_vocabulary` pads it to a multiple of so many rows a tensor-parallel rank.
+    GPU, `price` is of one GPU's hour. With `documents` those of a sequence do not attend to each other, so that each
+    sequence has positions and a mask of its own. `pad_vocabulary` pads it to a multiple of so many rows a
+    tensor-parallel rank. With `gather_context` attention gathers the keys and
+    values of all ranks, rather than passing them round a ring.
     """
 
     gpus: int = 1
@@ -113,9 +126,11 @@ class Options:
     overlap_experts: bool = False
     overlap_tensor: bool = False
     pad_vocabulary: int = 1
+    gather_context: bool = False
     sequence_parallel: bool = True
     divide_vocabulary: bool = True
     checkpointing: Checkpointing = "none"
+    documents: bool = False
     chunked_loss: int = 1
     loss: Loss = "pytorch"
     offload: Offload = "none"
@@ -213,6 +228,7 @@ class Options:
             expert_nodes=self.expert_nodes,
             overlaps_experts=self.overlap_experts or self.schedule == "dualpipe",
             overlaps_tensor=self.overlap_tensor,
+            gathers_context=self.gather_context,
         )
 
     @property
@@ -222,17 +238,18 @@ class Options:
         return arrange(self.gpus, **degrees, vocabulary=self.divide_vocabulary, hsdp=self.hsdp)
 
 
-def stepping(options: Options, tokens: float, *, given: bool = False) -> Options:
-    """Returns the options with as many micro-batches as make a step of so many tokens.
+def stepping(options: Options, tokens: float, each: int | None = None, *, given: bool = False) -> Options:
+    """Returns the options with as many micro-batches as make a step of so many tokens, or pairs, `each` of a sequence.
 
     Raises InputError where they make no such step, or if micro-batches are `given` too.
     """
-    once = options.batch * options.seq * options.layout.dp
+    each = options.seq if each is None else each
+    once = options.batch * each * options.layout.dp
     if given:
         raise InputError("so are micro-batches", field="tokens_per_step", value=tokens, fix="leave out --accumulate")
     if tokens % once:
         raise InputError(
-            f"no whole number of micro-batches: {options.batch} x {options.seq} tokens on {options.layout.dp} replicas",
+            f"no whole number of micro-batches: {options.batch} x {each} tokens on {options.layout.dp} replicas",
             field="tokens_per_step",
             value=tokens,
             allowed=f"a multiple of {once:,}",

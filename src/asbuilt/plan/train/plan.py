@@ -22,11 +22,11 @@ from asbuilt.plan.train.computing import Speed
 from asbuilt.plan.train.efficiency import reached
 from asbuilt.plan.train.ladder import against, ladder, logits
 from asbuilt.plan.train.optimizers import State
-from asbuilt.plan.train.options import ASSUMPTIONS, CHINCHILLA, Options, stepping
+from asbuilt.plan.train.options import ASSUMPTIONS, CHINCHILLA, CLIP_PAIRS, Options, stepping
 from asbuilt.plan.train.published import SECONDS_AN_HOUR, Run, nearest
 from asbuilt.plan.train.stages import StageMemory, fullest
 from asbuilt.plan.train.step import TrainingStep
-from asbuilt.plan.train.subject import UNSAID, Subject
+from asbuilt.plan.train.subject import UNSAID, Subject, Unit
 from asbuilt.spec import Model
 
 SECONDS_A_DAY = 86400
@@ -71,6 +71,7 @@ def attempt(subject: Subject, machine: Machine, options: Options) -> Trial:
         job=found[0].job,
         speed=speed_of(machine, options),
         needed=subject.flops(options),
+        each=subject.each(options),
     )
     return Trial(
         options=options,
@@ -124,13 +125,17 @@ def speed_of(machine: Machine, options: Options) -> Speed:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainPlan:
-    """A training plan: `lines` derive it; memory figures are those of the fullest device, summed up by the ladder."""
+    """A training plan: `lines` derive it; memory figures are those of the fullest device, summed up by the ladder.
+
+    `unit` is what all that is counted in tokens is: of a model that compares images and texts, pairs of them.
+    """
 
     model: str
     machine: Machine
     trial: Trial
     parameters: int
     active: int
+    unit: Unit
     flops_per_token: dict[str, float]
     ladder: tuple[Line, ...]
     suggestions: tuple[Suggestion, ...] = ()
@@ -163,8 +168,8 @@ class TrainPlan:
 
     @property
     def tokens(self) -> float:
-        """The training tokens: as given, or the Chinchilla-optimal number."""
-        return self.trial.options.tokens or self.chinchilla_tokens
+        """The training tokens: as given, or the Chinchilla-optimal number; of pairs that of CLIP's training."""
+        return self.trial.options.tokens or (CLIP_PAIRS if self.unit == "pairs" else self.chinchilla_tokens)
 
     @property
     def chinchilla_tokens(self) -> int:
@@ -173,7 +178,7 @@ class TrainPlan:
 
     @property
     def flops_total(self) -> float:
-        """6ND."""
+        """6ND; of a pair, of each tower with its own tokens."""
         return self.tokens * self.flops_per_token["6ND"]
 
     @property
@@ -218,21 +223,57 @@ class TrainPlan:
         return (*logits(trial), *self.ladder, *against(trial), *trial.step.lines(), *self._run())
 
     def _run(self) -> Iterator[Line]:
-        step, gpus = self.trial.step, self.trial.layout.gpus
+        step, gpus, unit = self.trial.step, self.trial.layout.gpus, self.unit
+        one = f"FLOPs a {unit.removesuffix('s')}"
         for name, share in step.mfu.items():
             yield Line(
                 name=f"model FLOPs utilisation, {name}",
                 unit="of the dense rate",
                 value=share,
-                formula="{FLOPs a token} × {tokens a step} / ({GPUs} × {rate} × {one step})",
+                formula=f"{{{one}}} × {{{unit} a step}} / ({{GPUs}} × {{rate}} × {{one step}})",
                 numbers={
-                    "FLOPs a token": step.needed[name],
-                    "tokens a step": step.tokens,
+                    one: step.needed[name],
+                    f"{unit} a step": step.tokens,
                     "GPUs": gpus,
                     "rate": step.speed.rate,
                     "one step": step.seconds,
                 },
             )
+        yield from self._needed()
+        yield Line(
+            name="days",
+            unit="days",
+            value=self.days,
+            formula=f"{{{unit}}} / {{{unit} a step}} × {{one step}} / {{seconds a day}} / {{effective time}}",
+            source=ASSUMPTIONS["effective time"] if self.effective < 1 else "",
+            numbers={
+                unit: self.tokens,
+                f"{unit} a step": step.tokens,
+                "one step": step.seconds,
+                "seconds a day": SECONDS_A_DAY,
+                "effective time": self.effective,
+            },
+        )
+        if self.money is not None:
+            yield Line(
+                name="money",
+                unit="",
+                value=self.money,
+                formula="{days} × 24 × {GPUs} × {price of an hour}",
+                numbers={"days": self.days, "GPUs": gpus, "price of an hour": self.trial.options.price or 0.0},
+            )
+
+    def _needed(self) -> Iterator[Line]:
+        if self.unit == "pairs":
+            yield Line(
+                name="FLOPs, 6ND",
+                unit="FLOPs",
+                value=self.flops_total,
+                formula="{FLOPs a pair} × {pairs}",
+                numbers={"FLOPs a pair": self.flops_per_token["6ND"], "pairs": self.tokens},
+                note=ASSUMPTIONS["pairs"],
+            )
+            return
         yield Line(
             name="Chinchilla-optimal tokens",
             unit="tokens",
@@ -249,28 +290,6 @@ class TrainPlan:
             numbers={"parameters": self.active, "tokens": self.tokens},
             note=ASSUMPTIONS["6ND"],
         )
-        yield Line(
-            name="days",
-            unit="days",
-            value=self.days,
-            formula="{tokens} / {tokens a step} × {one step} / {seconds a day} / {effective time}",
-            source=ASSUMPTIONS["effective time"] if self.effective < 1 else "",
-            numbers={
-                "tokens": self.tokens,
-                "tokens a step": step.tokens,
-                "one step": step.seconds,
-                "seconds a day": SECONDS_A_DAY,
-                "effective time": self.effective,
-            },
-        )
-        if self.money is not None:
-            yield Line(
-                name="money",
-                unit="",
-                value=self.money,
-                formula="{days} × 24 × {GPUs} × {price of an hour}",
-                numbers={"days": self.days, "GPUs": gpus, "price of an hour": self.trial.options.price or 0.0},
-            )
 
     def _repr_html_(self) -> str:
         from asbuilt.plan.render import html
@@ -290,11 +309,13 @@ def train(
     """Returns the plan of training `model`, or a bare number of `parameters`, on `gpu`.
 
     `changes` are fields of `Options`, or `tokens_per_step` in place of `accumulate`; `seq` is by default 4096, or the
-    model's context if shorter. Raises InputError naming an unknown field or an impossible value.
+    model's context if shorter. Of a model that compares images and texts, tokens are pairs of them. Raises
+    InputError naming an unknown field or an impossible value.
     """
     from asbuilt.catalog import find, machines
 
     spec = find(model).spec() if isinstance(model, str) else model
+    subject = Subject(spec, parameters)
     machine = machines.resolve(gpu) if isinstance(gpu, str) else gpu
     known = {field.name for field in fields(Options)}
     once = changes.pop("tokens_per_step", None)
@@ -307,8 +328,8 @@ def train(
         changes["seq"] = min(Options.seq, spec.max_positions)
     made = replace(options or Options(), **changes)
     if once is not None:
-        made = stepping(made, once, given="accumulate" in changes)
-    return plan(Subject(spec, parameters), machine, made)
+        made = stepping(made, once, subject.each(made), given="accumulate" in changes)
+    return plan(subject, machine, made)
 
 
 def plan(subject: Subject, machine: Machine, options: Options) -> TrainPlan:
@@ -323,6 +344,7 @@ def plan(subject: Subject, machine: Machine, options: Options) -> TrainPlan:
         trial=trial,
         parameters=subject.total,
         active=subject.active,
+        unit=subject.unit,
         flops_per_token=subject.flops(options),
         ladder=tuple(ladder(trial)),
         suggestions=() if trial.fits else tuple(suggest(subject, machine, trial)),

@@ -22,7 +22,8 @@ CONVENTIONS = {
     "state_bytes": "on that device, after ZeRO; offloaded state is included here and subtracted in the ladder",
     "activation_bytes": "saved by the blocks for the backward pass, of all micro-batches in flight",
     "logits_bytes": "one float32 tensor of the logits processed at once, on the stage that computes the loss",
-    "flops_total": "6ND: N active parameters, D tokens",
+    "unit": "what tokens, of a run, a step or a second, and FLOPs per token count: tokens, or pairs of image and text",
+    "flops_total": "6ND: N active parameters, D tokens; of pairs each tower's N, and D its own tokens",
     "flops": "a product (a,b)x(b,c) counts 2abc; backward is twice forward, or once if the weight is frozen",
     "days": "for all tokens, at the time of a step, over the effective time if the step's is expected; "
     "days_of_layout is the same",
@@ -68,8 +69,9 @@ def document(plan: TrainPlan) -> dict[str, Any]:
         "reserve_bytes": trial.reserve,
         "flops_total": plan.flops_total,
         "flops_per_token": plan.flops_per_token,
+        "unit": plan.unit,
         "tokens": plan.tokens,
-        "chinchilla_tokens": plan.chinchilla_tokens,
+        "chinchilla_tokens": None if plan.unit == "pairs" else plan.chinchilla_tokens,
         "days": plan.days,
         "days_of_layout": plan.days,
         "gpu_hours": plan.gpu_hours,
@@ -200,11 +202,11 @@ def _answer(plan: TrainPlan) -> Table:
     paid = "" if plan.money is None else f", {plan.money:,.0f} at {trial.options.price:g} per GPU-hour"
     rows: list[tuple[Cell, ...]] = [
         ("memory of a GPU" + counted, room, "fits" if plan.fits else "does not fit"),
-        ("one step" + floor, _time(step.seconds), f"{step.tokens:,} tokens, {mfu:.0%} model FLOPs utilisation"),
+        ("one step" + floor, _time(step.seconds), f"{step.tokens:,} {plan.unit}, {mfu:.0%} model FLOPs utilisation"),
         (
             "the run" + floor,
             f"{number(plan.days, 3)} days",
-            f"{number(plan.gpu_hours, 4)} GPU hours for {_count(plan.tokens)} tokens{paid}",
+            f"{number(plan.gpu_hours, 4)} GPU hours for {_count(plan.tokens)} {plan.unit}{paid}",
         ),
         (
             "at a published utilisation",
@@ -294,7 +296,7 @@ def _step(plan: TrainPlan) -> Table:
         rows.append(("pipeline bubble", "", "", takes.get("bubble", ""), share))
     if given is None:
         rows.append(("optimizer", "", "", takes["optimizer"], "its state read and written once"))
-    pace = f"{step.tokens:,} tokens, {step.tokens / step.seconds:,.0f} tokens/s"
+    pace = f"{step.tokens:,} {plan.unit}, {step.tokens / step.seconds:,.0f} {plan.unit}/s"
     rows.append(("one step" + at_least(plan), "", "", number(step.seconds, 4), pace))
     for name, share in step.mfu.items():
         rows.append((f"model FLOPs utilisation, {MFU[name]}", "", "", "", f"{share:.1%} of {rate}"))
@@ -307,6 +309,7 @@ def _step(plan: TrainPlan) -> Table:
     )
 
 
+PAIRS = "as CLIP's 32 epochs"
 MFU = {"6ND": "6ND", "exact": "full scores", "exact_causal": "masked pairs skipped"}
 
 
@@ -319,11 +322,14 @@ def at_least(plan: TrainPlan) -> str:
 
 def _run(plan: TrainPlan) -> Table:
     per_token = plan.flops_per_token
-    rows: list[tuple[Cell, ...]] = [
-        ("tokens", f"{plan.tokens:,.0f}", "as given" if plan.trial.options.tokens else "Chinchilla-optimal"),
-        ("Chinchilla-optimal tokens", f"{plan.chinchilla_tokens:,}", ASSUMPTIONS["chinchilla"]),
-        ("FLOPs, 6ND", number(float(plan.flops_total), 3), f"{SIX} x {plan.active:,} x {plan.tokens:,.0f}"),
-    ]
+    paired, given = plan.unit == "pairs", "as given" if plan.trial.options.tokens else None
+    counted, basis = f"{plan.tokens:,.0f}", f"{SIX} x {plan.active:,} x {plan.tokens:,.0f}"
+    rows: list[tuple[Cell, ...]] = [(plan.unit, counted, given or (PAIRS if paired else "Chinchilla-optimal"))]
+    if paired:
+        basis = f"{number(per_token['6ND'], 4)} a pair"
+    else:
+        rows.append(("Chinchilla-optimal tokens", f"{plan.chinchilla_tokens:,}", ASSUMPTIONS["chinchilla"]))
+    rows.append(("FLOPs, 6ND", number(float(plan.flops_total), 3), basis))
     for name, words in (("exact", "full scores"), ("exact_causal", "masked pairs skipped")):
         if name in per_token:
             rows.append(
@@ -357,4 +363,5 @@ def ranked_table(ranked: Ranked) -> Table:
         for trial in ranked.trials
     ]
     title = f"{ranked.fitting} of {ranked.tried} layouts fit; the fastest first"
-    return Table(title, ("options", "GB per device", "seconds per step", "tokens/s per GPU"), rows)
+    unit = ranked.trials[0].step.unit if ranked.trials else "tokens"
+    return Table(title, ("options", "GB per device", "seconds per step", f"{unit}/s per GPU"), rows)

@@ -43,7 +43,7 @@ def search(
 
     The tokens per step stay as in `options`: a layout with fewer replicas accumulates more. Each is tried with every
     micro-batch of `batches`, by default that of `options`, and uses the least checkpointing that fits, since more is
-    never faster.
+    never faster. Pairs are contrasted within a micro-batch, so that of `options` stays.
     """
     if subject.model is None:
         raise InputError(
@@ -54,7 +54,7 @@ def search(
     sequences = options.batch * options.accumulate * options.layout.dp
     found: list[Trial] = []
     tried = 0
-    tries = (replace(options, batch=batch) for batch in batches or (options.batch,))
+    tries = (replace(options, batch=batch) for batch in (not subject.paired and batches) or (options.batch,))
     for changed in (changed for each in tries for changed in _layouts(subject, each, sequences)):
         for way in OWN_CHECKPOINTING if options.checkpointing in OWN_CHECKPOINTING else (options.checkpointing,):
             trial = _try(subject, machine, replace(changed, checkpointing=way))
@@ -78,10 +78,10 @@ def _rank(trial: Trial) -> tuple[float, int, int]:
 def _layouts(subject: Subject, options: Options, sequences: int) -> Iterator[Options]:
     """Yields options for every layout that the model and the GPUs allow."""
     gpus = options.gpus
-    encoder = subject.model is not None and "source" in subject.model.reads
-    blocks = gpus if subject.model is None else 1 if encoder else subject.model.n_layers
+    two = subject.paired or (subject.model is not None and "source" in subject.model.reads)
+    blocks = gpus if subject.model is None else 1 if two else subject.model.n_layers
     tensor = [tp for tp in divisors(gpus) if tp <= options.node and subject.divides(tp)]
-    rings = subject.model is not None and not encoder
+    rings = subject.model is not None and not two
     context = [cp for cp in divisors(gpus) if cp <= MOST_CONTEXT and options.seq % cp == 0 and (rings or cp == 1)]
     for tp in tensor:
         for cp in context:
@@ -142,10 +142,11 @@ def _try(subject: Subject, machine: Machine, options: Options) -> Trial | None:
 def _changes(subject: Subject, trial: Trial) -> Iterator[tuple[str, Options, bool]]:
     """Yields (option text, options, whether it alters training) for every single change, and for more GPUs."""
     o = trial.options
-    for words, fields, alters in _single(o):
+    for words, fields, alters in _single(subject, o):
         yield words, replace(o, **fields), alters
     zero: dict[str, Any] = {} if o.zero or o.gpus > 1 else {"zero": 3}
-    sparing: dict[str, Any] = {"zero": 3, "checkpointing": "full", "chunked_loss": max(CHUNKS, o.chunked_loss)}
+    sparing: dict[str, Any] = {"zero": 3, "checkpointing": "full"}
+    sparing |= {} if subject.paired else {"chunked_loss": max(CHUNKS, o.chunked_loss)}
     for fields in (zero, sparing) if subject.model is not None else (zero,):  # without a model there are no activations
         found = _gpus_needed(subject, trial, replace(o, **fields))
         if found is not None:
@@ -166,8 +167,8 @@ def _gpus_needed(subject: Subject, trial: Trial, options: Options) -> int | None
     return None
 
 
-def _single(o: Options) -> Iterator[tuple[str, dict[str, Any], bool]]:
-    """Yields (option text, fields, whether it alters training)."""
+def _single(subject: Subject, o: Options) -> Iterator[tuple[str, dict[str, Any], bool]]:
+    """Yields (option text, fields, whether it alters training): pairs are contrasted within a micro-batch."""
     layout = o.layout
     for zero in range(o.zero + 1, 4) if layout.replicas > 1 else ():
         yield f"--zero {zero}", {"zero": zero}, False
@@ -178,7 +179,7 @@ def _single(o: Options) -> Iterator[tuple[str, dict[str, Any], bool]]:
         yield f"--chunked-loss {CHUNKS}", {"chunked_loss": CHUNKS}, False
     if o.batch % 2 == 0:
         halved = {"batch": o.batch // 2, "accumulate": 2 * o.accumulate}
-        yield f"--micro-batch {o.batch // 2} --accumulate {2 * o.accumulate}", halved, False
+        yield f"--micro-batch {o.batch // 2} --accumulate {2 * o.accumulate}", halved, subject.paired
     for name in ("tp", "pp", "cp", "ep"):
         degree = 2 * getattr(o, name)
         if o.gpus % 2 == 0 and not (name == "tp" and degree > o.node):
@@ -206,7 +207,7 @@ def _adapted(o: Options) -> Iterator[tuple[str, dict[str, Any], bool]]:
 
 def _pair(subject: Subject, machine: Machine, trial: Trial) -> tuple[str, Trial, bool] | None:
     """Returns the cheapest two changes that fit without altering training; None if no two suffice."""
-    single = [(words, fields) for words, fields, alters in _single(trial.options) if not alters]
+    single = [(words, fields) for words, fields, alters in _single(subject, trial.options) if not alters]
     made = [
         (f"{a} {b}", _try(subject, machine, replace(trial.options, **(one | other))))
         for (a, one), (b, other) in combinations(single, 2)
@@ -223,7 +224,7 @@ def _together(subject: Subject, machine: Machine, trial: Trial) -> tuple[str, Tr
     for _ in range(MOST_CHANGES):
         choices = [
             (said, _try(subject, machine, replace(now.options, **f)))
-            for said, f, alters in _single(now.options)
+            for said, f, alters in _single(subject, now.options)
             if not alters
         ]
         better = [(said, found) for said, found in choices if found is not None and _less(found, now)]
@@ -252,7 +253,8 @@ def _suggestion(words: str, found: Trial, trial: Trial) -> Suggestion:
     left = found.memory - found.reserve - now
     verdict = "fits" if found.fits else f"still {-left / 1e9:,.1f} GB over"
     pace = found.step.seconds / found.step.tokens / (trial.step.seconds / trial.step.tokens)
-    effect = f"{now / 1e9:,.1f} GB per device instead of {before / 1e9:,.1f}: {verdict}; {1 / pace:.2f}x the tokens/s"
+    speed = f"{1 / pace:.2f}x the {found.step.unit}/s"
+    effect = f"{now / 1e9:,.1f} GB per device instead of {before / 1e9:,.1f}: {verdict}; {speed}"
     return Suggestion(
         change=words,
         option=words,

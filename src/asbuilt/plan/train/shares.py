@@ -13,8 +13,9 @@ from asbuilt import cost
 from asbuilt.cost.folded import Node
 from asbuilt.kernels.memory import memory
 from asbuilt.plan.devices import ABOVE, known
-from asbuilt.plan.train.choices import CHECKPOINTING
+from asbuilt.plan.train.choices import CHECKPOINTING, Checkpointing
 from asbuilt.plan.train.optimizers import Recipe, State
+from asbuilt.plan.train.room import room
 from asbuilt.plan.train.work import (
     ADAPTER,
     LOGITS_WIDTH,
@@ -29,8 +30,27 @@ from asbuilt.plan.train.work import (
     timed,
     times_in,
 )
-from asbuilt.spec import Block, Branch, Head, Map, Model, Part, Pass, TiedHead
+from asbuilt.spec import (
+    MLP,
+    Block,
+    Branch,
+    Contrast,
+    GatedMLP,
+    Head,
+    Map,
+    Model,
+    Part,
+    Pass,
+    PatchEmbedding,
+    TiedHead,
+)
 from asbuilt.spec.part import Kind, Weight
+
+# The paths of stacks within a model whose blocks are trained: an encoder, and the tower of pairs.
+TOWER = "vision.tower."
+INNER = ("encoder.", TOWER)
+# Pixels of a batch are in float32, the numbers of its tokens' documents in int64.
+PIXEL_WIDTH, INDEX_WIDTH = 4, 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,20 +58,27 @@ class Piece:
     """One device's share of a piece, ZeRO apart, and of one micro-batch.
 
     `kept` is by checkpointing: what stays until the backward pass; `shared` tensors are one for the whole stage, as are
-    those that are `lent` to other blocks and stay only where blocks are repeated. `reduced` numbers of the stream are
+    those that are `lent` to other blocks and stay only where blocks are repeated. `temporary` is a block's working
+    memory, in one that is `repeating` with the gradient of its result; a bound, unless its parts declare it (room.py).
+    `reduced` numbers of the stream are
     summed over tensor-parallel ranks in a forward pass, and as many backward, `again` with full checkpointing;
     outside the blocks once for both. `measured` are those of the loss of a divided vocabulary, `summed` bytes of
     gradients those of weights that each of these ranks has whole, within what they divide. `sent` ones go to experts
     and come back, each token's `once` if a node is sent it once; `passed` bytes of keys and values go round the ring of
-    a context. `products` and `scored` numbers of scores are for the time of a pass.
+    a context, or are gathered. `products` and `scored` numbers of scores are for the time of a pass. `apart` bytes, by
+    checkpointing, are saved by what runs later, and gone before this piece's backward pass. `spared` FLOPs are those of
+    a last product that is only added to the stream: PyTorch's repetition of a block ends before it.
     """
 
     dense: State = field(default_factory=State)
     experts: State = field(default_factory=State)
     kept: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CHECKPOINTING, 0))
+    apart: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CHECKPOINTING, 0))
     shared: dict[str, int] = field(default_factory=dict)
     lent: dict[str, int] = field(default_factory=dict)
     temporary: int = 0
+    repeating: int = 0
+    bounded: bool = True
     work: Work = field(default_factory=Work)
     products: tuple[Timed, ...] = ()
     scored: int = 0
@@ -62,13 +89,19 @@ class Piece:
     sent: int = 0
     once: int = 0
     passed: int = 0
+    spared: int = 0
+
+    def room(self, way: Checkpointing) -> int:
+        """Bytes that a block needs beside all that is saved: what it recomputes, and its working memory."""
+        working = self.temporary if way == "none" else self.repeating
+        return self.kept["none"] - self.kept[way] + working - self.apart[way]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shares:
     """The pieces of a model: `blocks` in order, as numbers of the `kinds` of piece they are of.
 
-    `rows` of a micro-batch is 0 where only a number of parameters is known.
+    `rows` of a micro-batch, those of its logits or similarities, are 0 where only a number of parameters is known.
     """
 
     before: Piece
@@ -80,6 +113,7 @@ class Shares:
     logits: int  # bytes of its logits in float32
     read_once: bool  # whether the loss can be in their place
     rows: int
+    entering: int = 0  # bytes when all that is saved is gone: a new gradient of the table, the stream's, and pixels
 
 
 def shares(
@@ -94,20 +128,23 @@ def shares(
     kinds: dict[str, int] = {}
     pieces: list[Piece] = []
     before, after = Piece(), Piece()
-    for node, encoded in _pieces(root):
+    later = dict.fromkeys(CHECKPOINTING, 0)  # kept by a tower, which runs after the text
+    for node, seen in _pieces(root, at.run):
+        made = fold.idle(node) if seen is None else fold.seeing(seen).piece(node)
         if isinstance(node.whole, Block):
             kinds[node.path] = len(pieces)
-            runs = encoded or spec.runs_block(node.whole, at.run)
-            pieces.append(fold.piece(node) if runs else fold.idle(node))
+            pieces.append(made if stack(node.path) else replace(made, apart=later))
+        if stack(node.path) == TOWER:
+            later = {way: later[way] + node.count * made.kept[way] for way in CHECKPOINTING}
+        if isinstance(node.whole, Block):
             continue
-        seen = at.run if encoded else spec.child_run(node.name, at.run)
-        if seen is None:
-            made = fold.idle(node)
-        else:  # a head over images sees one token of each
-            own = fold if seen.tokens == at.run.tokens else replace(fold, at=replace(at, run=seen, cp=1))
-            made = own.piece(node)
-        before, after = (before, _joined(after, made)) if node.path in ABOVE else (_joined(before, made), after)
+        ends = node.path in ABOVE or (isinstance(node.whole, Contrast) and seen is not None)
+        before, after = (before, _joined(after, made)) if ends else (_joined(before, made), after)
     local = at.local
+    pixels = _pixels(spec.patches, local) if spec.patches is not None and local.images else 0
+    numbers = INDEX_WIDTH * local.rows if local.documents else 0
+    given = {name: size for name, size in (("pixels", pixels), ("documents", numbers)) if size}
+    before = replace(before, shared=before.shared | given) if given else before
     stream = local.rows * spec.stream_width * local.width
     return Shares(
         before=before,
@@ -118,26 +155,60 @@ def shares(
         stream=split(stream, at.by_tokens),
         logits=_logits(spec, root, replace(local, width=LOGITS_WIDTH), at),
         read_once=_read_once(root),
-        rows=local.rows,
+        rows=local.batch if spec.gives == "similarities" else local.rows,
+        entering=pixels + split(stream, at.by_tokens) + _table(root, fold),
     )
 
 
-def _pieces(root: Node, encoded: bool = False) -> Iterator[tuple[Node, bool]]:
-    """Yields (node, whether an encoder holds it) for blocks and what lies outside them."""
+def _table(root: Node, fold: _Fold) -> int:
+    """Bytes of a new gradient of the largest weight of the embedding."""
+    held = (child for child in root.children if child.name == "embedding")
+    found = (fold.state(f"{n.path}.{name}", w, n.own.kind) for n in held for name, w in n.own.holds().items())
+    return max((state.gradients for state in found), default=0)
+
+
+def _pixels(patches: PatchEmbedding, run: Pass) -> int:
+    """Bytes of the images of a micro-batch, which are there in float32 until its end."""
+    return run.batch * run.images * patches.channels * patches.image_size**2 * PIXEL_WIDTH
+
+
+def _pieces(root: Node, run: Pass) -> Iterator[tuple[Node, Pass | None]]:
+    """Yields (node, the pass that it sees, if it runs) for blocks and what lies outside them.
+
+    Those of an encoder, and of a tower whose vectors are compared, are pieces like a model's own.
+    """
+    model = root.whole
+    assert isinstance(model, Model)
+    for child in root.children:
+        seen = model.child_run(child.name, run)
+        if isinstance(child.whole, Model):
+            yield from ((node, run) for node in child.children)
+        elif isinstance(child.whole, Contrast) and seen is not None:
+            yield replace(child, children=()), seen
+            (tower,) = child.children
+            encoder, own = child.whole.tower, child.whole.child_run(tower.name, seen)
+            yield from ((node, encoder.child_run(node.name, own)) for node in tower.children)
+        elif isinstance(child.whole, Block) and seen is not None:
+            yield child, run
+        else:
+            yield child, seen
+
+
+def _inner(root: Node) -> Iterator[Node]:
+    """Yields the stacks within a model: an encoder, and a tower whose vectors are compared."""
     for child in root.children:
         if isinstance(child.whole, Model):
-            yield from _pieces(child, encoded=True)
-        else:
-            yield child, encoded
+            yield child
+        elif isinstance(child.whole, Contrast):
+            yield from child.children
 
 
 def _order(root: Node, order: tuple[int, ...], kinds: dict[str, int]) -> Iterator[int]:
-    """The index of every block's piece, an encoder's before the model's own."""
-    for child in root.children:
-        if isinstance(child.whole, Model):
-            for block in child.children:
-                if isinstance(block.whole, Block):
-                    yield from [kinds[block.path]] * block.count
+    """The index of every block's piece, an inner stack's before the model's own."""
+    for stack in _inner(root):
+        for block in stack.children:
+            if isinstance(block.whole, Block):
+                yield from [kinds[block.path]] * block.count
     yield from (kinds[f"blocks.{kind}"] for kind in order if f"blocks.{kind}" in kinds)
 
 
@@ -165,13 +236,13 @@ def _models(part: Part, path: str = "") -> Iterator[tuple[str, Model]]:
 
 
 def stack(path: str) -> str:
-    """The path prefix of the stack: the encoder's, or empty."""
-    return "encoder." if path.startswith("encoder.") else ""
+    """The path prefix of the stack: the encoder's, the tower's, or empty."""
+    return next((inner for inner in INNER if path.startswith(inner)), "")
 
 
 def in_block(path: str) -> bool:
-    """Whether a path lies in a block, of the model or of its encoder."""
-    return path.startswith(("blocks.", "encoder.blocks."))
+    """Whether a path lies in a block, of the model or of a stack within it."""
+    return path.removeprefix(stack(path)).startswith("blocks.")
 
 
 def _joined(a: Piece, b: Piece) -> Piece:
@@ -238,6 +309,12 @@ class _Fold:
         sent, once = self._sent(node)
         return replace(alike, experts=self._state_of(node, spread=True), sent=sent, once=once)
 
+    def seeing(self, run: Pass) -> _Fold:
+        """Returns the fold of what sees another pass than the model: a head over images one token, a tower these."""
+        own = self.at.run
+        same = (run.tokens, run.images) == (own.tokens, own.images)
+        return self if same else replace(self, at=replace(self.at, run=run, cp=1))
+
     def idle(self, node: Node) -> Piece:
         """Returns one device's share of weights that are held but neither used in the step nor trained."""
         held = (
@@ -271,19 +348,23 @@ class _Fold:
         kept = {"none": own, "selective": own - remade, "full": full}
         kept |= {"megatron-selective": own, "torchtitan-op": min(own, results)}
         outer = dict.fromkeys(CHECKPOINTING, own) | {"full": own - self._saved_again(node)}
-        sums, again, measured = self._sums(node)
+        sums, summed_again, measured = self._sums(node)
+        first, again = (room(node.own, run, again=repeated) for repeated in (False, True))
         return Piece(
             kept=kept if inside else outer,
             shared=shared,
             lent=self._lent(node),
-            temporary=memory(node.own).peak_bytes(run),
+            temporary=memory(node.own).peak_bytes(run) if first is None else first,
+            repeating=memory(node.own).peak_bytes(run) if again is None else again,
+            bounded=first is None,
             work=self._work(node),
             products=tuple(timed(node, self.at, self.adapters)),
             scored=scored(node, self.at),
             reduced=sums,
-            again=again,
+            again=summed_again,
             measured=measured,
             passed=self._passed(node),
+            spared=self._spared(node.own),
         )
 
     def _sums(self, node: Node) -> tuple[int, int, int]:
@@ -301,6 +382,14 @@ class _Fold:
         branches = sum(times_in(node, below) for below in node.below() if isinstance(below.own, Branch))
         each = run.rows * node.whole.branches[0].body.d_model
         return branches * each, (branches - _only_added(node.whole)) * each, 0
+
+    def _spared(self, part: Part) -> int:
+        """FLOPs of a feed-forward's last product if it is only added to the stream."""
+        if not isinstance(part, Block) or self.adapters is not None or not _only_added(part):
+            return 0
+        body = part.branches[-1].body
+        made = body.multiplies(self.at.run) if isinstance(body, MLP | GatedMLP) else ()
+        return split(made[-1].flops, self.at.cp) if made else 0
 
     def _summed(self, node: Node) -> int:
         """Bytes of gradients of weights in divided bodies that each rank has whole, but for biases after the sum."""
@@ -360,6 +449,8 @@ class _Fold:
         for key, tensor in cost.saved_tensors(node.own, run, node.path).items():
             if self.read.get(node.path) and key == f"{node.path}:input":
                 continue
+            if not (node.children or tensor.shared or key.rpartition(":")[0] == node.path):
+                continue  # of a tower, whose pieces are apart
             nbytes = tensor.nbytes(run.width)
             if tensor.shared:
                 shared[f"{stack(node.path)}{key}"] = nbytes
@@ -429,12 +520,19 @@ class _Fold:
         return split(rows, self.at.by_tokens) * width, split(once, self.at.by_tokens) * width
 
     def _passed(self, node: Node) -> int:
-        """Bytes of keys and values sent around the context-parallel ring in a forward pass: other devices' shares."""
+        """Bytes of keys and values that a rank of a context sends in a forward pass: as many as other ranks have.
+
+        Round a ring go those within a window alone.
+        """
         if self.at.cp == 1:
             return 0
         own, seen = self.at.local, self.at.run.tokens
+        others = seen - own.tokens
         passed = sum(
-            times_in(node, below) * r.size * min(r.tokens_kept(seen), seen - own.tokens) * r.number_bytes(own.width)
+            times_in(node, below)
+            * r.size
+            * (others if self.at.gathers else min(r.tokens_kept(seen), others))
+            * r.number_bytes(own.width)
             for below in node.below()
             for r in below.own.remembers()
         )

@@ -48,6 +48,7 @@ class Job:
     expert_nodes: int | None = None
     overlaps_experts: bool = False
     overlaps_tensor: bool = False
+    gathers_context: bool = False
 
     @property
     def offloads_optimizer(self) -> bool:
@@ -282,9 +283,15 @@ class StageMemory:
 
     @cached_property
     def recompute_peak(self) -> int:
-        """Tensors that one block recomputes, and its working memory."""
-        way = self.job.checkpointing
-        return max(kind.kept["none"] - kind.kept[way] + kind.temporary for kind, _ in self.section.kinds)
+        """Tensors that one block recomputes, and its working memory, where what runs later has let go of its own."""
+        largest, way = self.largest, self.job.checkpointing
+        above = 0 if largest.bounded or not self.section.stage.last else self.shares.after.kept[way]
+        return max(0, largest.room(way) - above)
+
+    @property
+    def largest(self) -> Piece:
+        """The block that needs the most working memory."""
+        return max((kind for kind, _ in self.section.kinds), key=lambda kind: kind.room(self.job.checkpointing))
 
     @cached_property
     def gradient_peak(self) -> int:
@@ -300,7 +307,7 @@ class StageMemory:
         new = logits + self._head_gradient if self.shares.rows else 0
         new += self.loss_gradients if self.job.loss == "asbuilt" else 0
         gone = self.outside + (0 if self.job.offloads_activations else self.activations)
-        alone = TABLES_ALIVE * tied - gone if self.section.stage.first else 0
+        alone = max(TABLES_ALIVE * tied, self.shares.entering) - gone if self.section.stage.first else 0
         return max(new, alone)
 
     @property

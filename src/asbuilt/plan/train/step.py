@@ -46,7 +46,8 @@ class Shard:
 class TrainingStep:
     """One optimizer step of a layout, from its stages.
 
-    `needed` is the model's FLOPs per token by convention, without recomputation, as a utilisation counts them.
+    `needed` is the model's FLOPs per token, or per pair of an image and a text, by convention, without recomputation,
+    as a utilisation counts them; a sequence is `each` of them.
     """
 
     stages: list[StageMemory]
@@ -54,6 +55,7 @@ class TrainingStep:
     job: Job
     speed: Speed
     needed: Mapping[str, float]
+    each: int
 
     @cached_property
     def passes(self) -> int:
@@ -149,13 +151,18 @@ class TrainingStep:
 
     @cached_property
     def context(self) -> Traffic:
-        """Context-parallel traffic: keys and values on the ring, backward with gradients too (arXiv 2310.01889)."""
+        """Context-parallel traffic: keys and values on the ring, backward with gradients too (arXiv 2310.01889).
+
+        Those that are gathered stay until the backward pass, which scatters their gradients alone.
+        """
         passed = max(sum(p.passed * n for p, n in stage.section.counted) for stage in self.stages)
+        gathers = self.job.gathers_context
+        times = "gathered forward and where blocks are repeated, gradients scattered" if gathers else RING_TIMES
         return self._traffic(
-            passed * (self.passes + 2) * self.job.accumulate,
+            passed * (self.passes + (1 if gathers else 2)) * self.job.accumulate,
             self.layout.cp,
             self.layout.tp,
-            "keys and values of the other ranks, once forward and twice backward, x micro-batches",
+            f"keys and values of the other ranks, {times}, x micro-batches",
         )
 
     @cached_property
@@ -308,7 +315,7 @@ class TrainingStep:
             "tensor": self._beside(self.tensor.seconds / m) if self.job.overlaps_tensor else self.tensor.seconds / m,
             "expert": self._beside(self.expert.seconds / m) if overlaps else self.expert.seconds / m,
             "pipeline": self._beside(self.pipeline.seconds / m) if dual else self.pipeline.seconds / m,
-            "context": self._beside(self.context.seconds / m),
+            "context": self.context.seconds / m if self.job.gathers_context else self._beside(self.context.seconds / m),
         }
 
     def _beside(self, seconds: float) -> float:
@@ -391,9 +398,14 @@ class TrainingStep:
         return {name: flops * self.tokens / there for name, flops in said.items()}
 
     @property
+    def unit(self) -> str:
+        """What `tokens` counts."""
+        return "pairs" if self.job.loss == "contrastive" else "tokens"
+
+    @property
     def tokens(self) -> int:
-        """Tokens per step, over all replicas."""
-        return self.job.batch * self.job.seq * self.job.accumulate * self.layout.dp
+        """Tokens, or pairs, per step, over all replicas."""
+        return self.job.batch * self.each * self.job.accumulate * self.layout.dp
 
     def lines(self) -> list[Line]:
         """The derivation of the step's time."""
@@ -481,14 +493,15 @@ class TrainingStep:
         ]
 
     def _given(self, utilisation: float) -> Line:
+        one = self.unit.removesuffix("s")
         return Line(
             name="one step",
             unit="seconds",
             value=self.seconds,
-            formula="{FLOPs a token} × {tokens} / ({GPUs} × {rate} × {utilisation})",
+            formula=f"{{FLOPs a {one}}} × {{{one}s}} / ({{GPUs}} × {{rate}} × {{utilisation}})",
             numbers={
-                "FLOPs a token": self.needed[self.counted],
-                "tokens": self.tokens,
+                f"FLOPs a {one}": self.needed[self.counted],
+                f"{one}s": self.tokens,
                 "GPUs": self.layout.gpus,
                 "rate": self.speed.rate,
                 "utilisation": utilisation,
@@ -502,6 +515,7 @@ def _end(stage: StageMemory) -> bool:
     return stage.section.stage.first or stage.section.stage.last
 
 
+RING_TIMES = "once forward and twice backward"
 NOTHING = Traffic(bytes=0, seconds=0.0, formula="")
 DATA_FORMULAS = (
     "2 (n-1)/n x gradients",

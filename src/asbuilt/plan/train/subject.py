@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from asbuilt import cost
 from asbuilt.errors import InputError, one_of
@@ -19,13 +19,15 @@ from asbuilt.plan.train.options import SIX, Options, require_number
 from asbuilt.plan.train.shares import Adapters, Piece, Shares, Slice, shares, split
 from asbuilt.plan.train.stages import Section, StageMemory, sections
 from asbuilt.plan.train.work import Timed, Work
-from asbuilt.spec import LanguageModel, Model, Part, Pass, VisionLanguageModel, adapted
+from asbuilt.spec import DualEncoder, LanguageModel, Model, Part, Pass, VisionLanguageModel, adapted
 from asbuilt.spec.adapters import is_pattern
+from asbuilt.spec.documents import require_separable
 from asbuilt.spec.embedding import TokenEmbedding
 from asbuilt.spec.head import Head, TiedHead
 from asbuilt.spec.part import Weight
 
 LARGEST_TP = 256
+Unit = Literal["tokens", "pairs"]
 # What does not follow from a number of parameters alone.
 UNSAID = (
     "activations, the loss, and working memory of a block's backward pass: they depend on widths, depth and vocabulary",
@@ -47,19 +49,16 @@ class Subject:
             raise InputError(
                 "only a model of one stack of blocks can be planned", field="model", value=type(model).__name__
             )
-        elif model.gives == "similarities" or ("audio" in model.reads and "images" not in model.reads):
-            pairs = "sounds" if "audio" in model.reads else "images"
-            raise InputError(
-                f"training on pairs of {pairs} and texts is not planned",
-                field="MODEL",
-                value=model.name,
-                fix="`asbuilt describe` shows the costs of a pass",
-            )
+        elif (refused := _not_planned(model)) is not None:
+            fix = "`asbuilt describe` shows the costs of a pass"
+            raise InputError(refused, field="MODEL", value=model.name, fix=fix)
         self.model = model
+        self.paired = isinstance(model, DualEncoder)
         self.total = _folded(model, cost.total_parameters) if model is not None else int(parameters or 0)
         self.active = self.total
         if model is not None:
-            self.active = _of_run(model, Pass(tokens=1), lambda part, _: cost.active_parameters(part))
+            one = Pass(tokens=1, images=int(self.paired))
+            self.active = _of_run(model, one, lambda part, _: cost.active_parameters(part))
         self._kept: dict[tuple[object, ...], Shares] = {}
         self._pieces: dict[tuple[object, ...], Piece] = {}
         self._adapted: dict[tuple[object, ...], Model] = {}
@@ -76,6 +75,7 @@ class Subject:
         """Returns the distinct stages; raises InputError for a degree that the model or the GPUs do not allow."""
         layout, shares = options.layout, self.shares(options)
         job = options.job(chunks(options, len(shares.blocks)))
+        job = replace(job, loss="contrastive") if self.paired else job
         key = (id(shares), layout.pp)
         if key not in self._sections:
             self._sections[key] = sections(shares, layout.pp)
@@ -86,12 +86,13 @@ class Subject:
         o = options
         pp = o.pp if self.model is None else None
         self._check_stages(o)
-        alike = (o.sequence_parallel, o.divide_vocabulary, o.pad_vocabulary)
-        key = (o.batch, o.seq, o.tp, o.cp, o.ep, pp, o.recipe, o.adapters, *alike)
+        alike = (o.sequence_parallel, o.divide_vocabulary, o.pad_vocabulary, o.documents)
+        key = (o.batch, o.seq, o.tp, o.cp, o.gather_context, o.ep, pp, o.recipe, o.adapters, *alike)
         if key not in self._kept:
             self._check(o)
-            run = Pass(tokens=o.seq, batch=o.batch, width=o.width)
-            at = Slice(run=run, tp=o.tp, cp=o.cp, ep=o.ep, sequence=alike[0], vocabulary=alike[1])
+            run = Pass(tokens=o.seq, batch=o.batch, width=o.width, images=int(self.paired), documents=o.documents)
+            given: dict[str, Any] = {"sequence": alike[0], "vocabulary": alike[1], "gathers": o.gather_context}
+            at = Slice(run=run, tp=o.tp, cp=o.cp, ep=o.ep, **given)
             if self.model is None:
                 self._kept[key] = self._bare(o, at)
             else:
@@ -125,11 +126,17 @@ class Subject:
 
     def _check_stages(self, o: Options) -> None:
         encoder = self.model is not None and "source" in self.model.reads
-        for name in ("pp", "cp") if encoder else ():
+        for name in ("pp", "cp") if encoder or self.paired else ():
             if getattr(o, name) > 1:
-                raise InputError(
-                    "not supported for a model with an encoder", field=name, value=getattr(o, name), allowed="1"
-                )
+                which = "two towers" if self.paired else "an encoder"
+                problem = f"not supported for a model with {which}"
+                raise InputError(problem, field=name, value=getattr(o, name), allowed="1")
+        if self.paired and o.chunked_loss > 1:
+            problem = "each pair is contrasted with all others of its batch"
+            raise InputError(problem, field="chunked_loss", value=o.chunked_loss, allowed="1")
+        if self.paired and o.adapters is not None:
+            problem = "adapters of two towers are not planned"
+            raise InputError(problem, field="lora", value=o.adapters.rank, fix="leave it out")
         if self.model is not None and self.model.holders and o.pp > 1:
             raise InputError(
                 "not supported for a model whose blocks share weights: each stage needs them and their gradients",
@@ -150,6 +157,8 @@ class Subject:
                 value=o.seq,
                 allowed=str(self.model.max_positions),
             )
+        if o.documents:
+            self._check_documents(o)
         if o.seq % o.cp:
             allowed = one_of(map(str, divisors(o.seq)))
             raise InputError(f"does not divide seq = {o.seq} tokens", field="cp", value=o.cp, allowed=allowed)
@@ -162,6 +171,15 @@ class Subject:
         elif not self.divides(o.tp):
             allowed = [tp for tp in range(1, LARGEST_TP + 1) if self.divides(tp)]
             raise InputError("does not divide every part", field="tp", value=o.tp, allowed=one_of(map(str, allowed)))
+
+    def _check_documents(self, o: Options) -> None:
+        alone = self.model is not None and self.model.gives == "logits" and "source" not in self.model.reads
+        if self.model is None or not alone or o.cp > 1:
+            problem = (
+                "documents are kept apart in models that read tokens and predict them, without context parallelism"
+            )
+            raise InputError(problem, field="documents", value=True, allowed="false")
+        require_separable(self.model)
 
     def divides(self, tp: int) -> bool:
         """Returns whether every part can be divided over `tp` devices."""
@@ -203,15 +221,30 @@ class Subject:
             rows=0,
         )
 
+    @property
+    def unit(self) -> Unit:
+        """What a run's data are counted in."""
+        return "pairs" if self.paired else "tokens"
+
+    def each(self, options: Options) -> int:
+        """Returns the units of a sequence: its tokens, or one pair."""
+        return 1 if self.paired else options.seq
+
     def flops(self, options: Options) -> dict[str, float]:
-        """Returns training FLOPs per token by convention, of all devices together, without recomputation."""
+        """Returns training FLOPs per token, or pair, by convention, of all devices together, without recomputation.
+
+        A pair has the scores of its image with the texts of the batch, and its towers 6 FLOPs for each of their tokens.
+        """
         found: dict[str, float] = {"6ND": SIX * self.active}
         if self.model is not None:
-            alone = replace(options, batch=1, tp=1, ep=1, cp=1)
+            alone = replace(options, batch=options.batch if self.paired else 1, tp=1, ep=1, cp=1)
             (whole,) = sections(self.shares(alone), 1)
             for name, causal in (("exact", False), ("exact_causal", True)):
                 made = sum(count * piece.work.training(causal=causal) for piece, count in whole.counted)
-                found[name] = made / options.seq
+                found[name] = made / (alone.batch * self.each(options))
+        if isinstance(self.model, DualEncoder):
+            seen = cost.active_parameters(self.model.vision)
+            found["6ND"] = SIX * ((self.active - seen) * options.seq + seen * self.model.patches.n_tokens)
         return found
 
 
@@ -264,6 +297,15 @@ def _folded(model: Model, figure: Callable[[Part], int]) -> int:
     """Returns the sum of a figure over the model's children, equal ones computed once."""
     counted = Counter(child for _, child in model.children())
     return sum(count * figure(child) for child, count in counted.items())
+
+
+def _not_planned(model: Model) -> str | None:
+    """Returns why training a model is not planned; None if it is."""
+    if isinstance(model, DualEncoder):
+        return "the sigmoid loss of pairs is not planned" if model.vision.bias else None
+    if model.gives == "similarities" or ("audio" in model.reads and "images" not in model.reads):
+        return "training on pairs of sounds and texts is not planned"
+    return None
 
 
 def _of_run(model: Model, run: Pass, figure: Callable[[Part, Pass], int]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from asbuilt.cost.bill import TRAINING_FACTOR
 from asbuilt.cost.folded import Node
@@ -34,7 +34,7 @@ class Slice:
     """Which share of the work a device takes: the run it sees, its tensor- and expert-parallel degrees.
 
     `sequence` says that what tensor parallelism leaves whole is split by tokens (Korthikanti et al., arXiv 2205.05198),
-    `vocabulary` that embedding, head and loss are divided too.
+    `vocabulary` that embedding, head and loss are divided too, `gathers` that a context's keys and values are gathered.
     """
 
     run: Pass
@@ -43,6 +43,7 @@ class Slice:
     ep: int
     sequence: bool
     vocabulary: bool = True
+    gathers: bool = False
 
     @property
     def by_tokens(self) -> int:
@@ -58,13 +59,7 @@ class Slice:
     def local(self) -> Pass:
         """The rank's own tokens, the last ones: they see all keys."""
         tokens = self.run.tokens // self.cp
-        return Pass(
-            tokens=tokens,
-            past=self.run.tokens - tokens,
-            batch=self.run.batch,
-            kernel=self.run.kernel,
-            width=self.run.width,
-        )
+        return replace(self.run, tokens=tokens, past=self.run.tokens - tokens)
 
 
 @dataclass(frozen=True, kw_only=True)

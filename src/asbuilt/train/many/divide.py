@@ -14,6 +14,7 @@ from asbuilt.nn.block import Block
 from asbuilt.nn.linear import PartModule
 from asbuilt.nn.model import Model
 from asbuilt.train.divisible import tensor_share
+from asbuilt.train.many.context import divide_sequences
 from asbuilt.train.many.expert import mixtures, spread_experts, stacks
 from asbuilt.train.many.extent import Extent, extents
 from asbuilt.train.many.group import Group, Held
@@ -30,6 +31,8 @@ def divide(model: Model, group: Group, vocabulary: bool = True) -> Model:
     if group.tensor > 1:
         model = share(model, own, places)
         compute_together(model, whole, group.mesh.get_group("tensor"))
+    if group.sequences is not None:
+        divide_sequences(model, group.sequences)
     separate(model)
     if group.stages > 1:
         cut(model, chunks_of(whole.n_layers, group))

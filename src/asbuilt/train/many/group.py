@@ -20,7 +20,8 @@ from asbuilt import spec
 from asbuilt.errors import InputError
 from asbuilt.nn.model import Model
 from asbuilt.train.batch import IGNORED, Batch, Preferences
-from asbuilt.train.divisible import copies
+from asbuilt.train.divisible import copies, require_shares
+from asbuilt.train.many.context import Sequences
 from asbuilt.train.many.extent import Extent
 from asbuilt.train.ranks import Ranks
 from asbuilt.train.recipe import Recipe
@@ -56,10 +57,11 @@ class Arrangement(NamedTuple):
     expert: int = 1  # of the ranks that share batches
     stages: int = 1
     chunks: int = 1  # of the blocks of a rank of the pipeline
+    context: int = 1  # of the ranks that share batches
 
     @property
     def data(self) -> int:
-        """Shares of each batch."""
+        """Shares of each batch: of its sequences, and of their tokens."""
         return self.replicate * self.shard
 
     @property
@@ -88,11 +90,13 @@ class Group(Ranks):
 
     There are `replicate` groups of `shard` that hold one copy of the weights together, each of which is `tensor`
     processes that compute each layer together. Of neighbours that share batches, `expert` hold a mixture's experts
-    together; `experts` is the mesh of those that hold the same. All of these are of one of `stages`.
+    together; `experts` is the mesh of those that hold the same. `context` neighbours have parts of the same
+    `sequences`. All of these are of one of `stages`.
     """
 
     held: Held
     pipeline: Pipeline | None = None
+    sequences: Sequences | None = None
 
     def __init__(self, at: Arrangement, device: str) -> None:
         self.at = at
@@ -105,6 +109,12 @@ class Group(Ranks):
         self.data, self.experts = mesh["replicate", "shard"], self.spread["replicate", "shard"]
         self.everyone = self.data._flatten("data").get_group()  # with whom this rank shares batches
         self.number, self.count = dist.get_rank(self.everyone), at.data
+        self.rows = self.number // at.context, at.data // at.context
+        if at.context > 1:
+            divided = (at.stages, self.rows[1], at.context, at.tensor)
+            names = ("stage", "rows", "context", "tensor")
+            along = init_device_mesh(device, divided, mesh_dim_names=names)
+            self.sequences = Sequences(along.get_group("context"), along.get_local_rank("context"), at.context)
         self.first = dist.get_rank() == 0
         self.together = dist.get_world_size() // self.count
 
@@ -122,6 +132,14 @@ class Group(Ranks):
         """Returns the sum of the ranks' tensors."""
         made = tensor.detach().to(self.device, copy=True)
         dist.all_reduce(made, group=self.everyone)
+        return made
+
+    def along(self, tensor: Tensor) -> Tensor:
+        """Returns the sum of the tensors of the ranks that have parts of the same sequences."""
+        if self.sequences is None:
+            return tensor
+        made = tensor.detach().clone()
+        dist.all_reduce(made, group=self.sequences.group)
         return made
 
     def overall(self, value: float) -> float:
@@ -192,12 +210,17 @@ class Group(Ranks):
         """
         if isinstance(batch, Preferences):
             return batch
-        places = torch.arange(len(batch.ids)).tensor_split(self.count)[self.number]
+        number, shares = self.rows
+        places = torch.arange(len(batch.ids)).tensor_split(shares)[number]
         empty = not len(places)
         places = places if len(places) else torch.zeros(1, dtype=torch.long)
         held = {field.name: getattr(batch, field.name) for field in fields(batch)}
         made = replace(batch, **{name: value[places] for name, value in held.items() if value is not None})
-        return replace(made, targets=torch.full_like(made.targets, IGNORED)) if empty else made
+        return self.cut(replace(made, targets=torch.full_like(made.targets, IGNORED)) if empty else made)
+
+    def cut(self, batch: Batch) -> Batch:
+        """Returns this rank's tokens of its share of a batch."""
+        return batch if self.sequences is None else self.sequences.cut(batch)
 
     def agree(self, find: Callable[[], T]) -> T:
         """Returns what the first rank finds, or raises the InputError that it meets, on all ranks."""
@@ -241,7 +264,7 @@ def joined(recipe: Recipe) -> Iterator[Group]:
 
 def arranged(recipe: Recipe, ranks: int) -> Arrangement:
     """Returns how a number of processes is arranged; raises InputError if it cannot be as the recipe says."""
-    given, batch = recipe.parallel, recipe.data.batch
+    given = recipe.parallel
     if given.ranks and given.ranks != ranks:
         raise InputError(
             f"torchrun has started {ranks}", field="parallel.ranks", value=given.ranks, allowed=f"0 or {ranks}"
@@ -254,15 +277,14 @@ def arranged(recipe: Recipe, ranks: int) -> Arrangement:
     if (shard if shard > 1 else data) % given.expert:
         held = f"the {shard} ranks that divide weights" if shard > 1 else f"the {data} ranks that share batches"
         raise InputError(field="parallel.expert", value=given.expert, allowed=f"a divisor of {held}")
-    if batch % data:
-        raise InputError(
-            f"{data} ranks share a batch equally", field="data.batch", value=batch, allowed=f"a multiple of {data}"
-        )
+    require_shares(recipe, data)
     if recipe.optimizer.name not in OPTIMIZERS:
         raise InputError(
             "not for many ranks", field="optimizer.name", value=recipe.optimizer.name, allowed=" or ".join(OPTIMIZERS)
         )
-    return Arrangement(data // shard, shard, given.tensor, given.expert, given.pipeline, given.interleave)
+    return Arrangement(
+        data // shard, shard, given.tensor, given.expert, given.pipeline, given.interleave, given.context
+    )
 
 
 # Their updates are elementwise: a part of a weight needs nothing of the others.

@@ -22,7 +22,7 @@ function figures({ describe: d, serve: s, train: t }) {
     ["tokens/s, all users", e?.middle?.tokens_per_second, (n) => digits(n, 4), say(s?.decode && `theoretical maximum ${digits(s.decode.tokens_per_second, 4)}`, ...range("tokens_per_second", (n) => digits(n, 4)))],
     ["training, per device", t?.per_device_bytes, bytes, say(t?.conventions.per_device_bytes)],
     ["training step", t?.step.seconds, seconds, say(t?.conventions.step)],
-    ["training days", t?.days, digits, say(t?.conventions.days, t && `${scaled(t.tokens, "")} tokens`)],
+    ["training days", t?.days, digits, say(t?.conventions.days, t && `${scaled(t.tokens, "")} ${t.unit}`)],
   ];
 }
 

@@ -48,7 +48,7 @@ function machines(c, { words }, machine) {
   for (const input of Object.values(parts)) input.dataset.field = "gpu";
   const labelled = (label, input, kind = "") => el("label", { for: input.id, class: kind }, label, input);
   return [labelled("Machine", parts.card), words("Count", "gpus", "1"),
-    words("Tensor parallel", "tp", "automatic"), words("Pipeline stages", "pp", "automatic"), words("Expert parallel", "ep", "1"), words("Devices per node", "node", "8"),
+    words("Tensor parallel", "tp", "automatic"), words("Pipeline stages", "pp", "automatic"), words("Expert parallel", "ep", "1"), words("Replicas of experts", "redundant_experts", "0"), words("Devices per node", "node", "8"),
     words("Network of a device", "network", "400Gb/s"), words("Link to host memory", "host", "25GB/s"),
     folded("MIG slice, other numbers", labelled("MIG slice", parts.slice), labelled("Numbers that replace its own", parts.numbers, "wide"))];
 }
@@ -103,9 +103,9 @@ function trains(c, { words, one, tick }) {
     one("Optimizer", "optimizer", c.optimizers), words("Tokens", "tokens", "15T"), words("Price of a GPU-hour", "price", "2.50"), tick("Rank layouts", "search"),
     folded("LoRA adapters", words("Rank", "lora", "full training"), words("Linear maps", "targets", "all in the blocks"), tick("Frozen matrices in NF4 (QLoRA)", "qlora")),
     folded("Memory", one("Gradients", "gradient_dtype", c.trained, "as weights"), one("Offload", "offload", c.offloads.filter((value) => value !== "none"), "none"), one("Cross-entropy", "loss", c.losses.slice(1), c.losses[0]),
-      words("Chunks of the loss", "chunked_loss", "1"), words("Share left unused", "reserve", "0.05"), tick("No fp32 master weights", "master", "no")),
+      words("Chunks of the loss", "chunked_loss", "1"), tick("Documents of a sequence apart", "documents"), words("Share left unused", "reserve", "0.05"), tick("No fp32 master weights", "master", "no")),
     folded("Parallelism and precision", words("Tokens per step", "tokens_per_step", "4M"), words("Ranks of a shard (HSDP)", "hsdp", "all"), words("Chunks per stage", "interleave", "by default"), words("Vocabulary padded to", "pad_vocabulary", "1"), words("Nodes of a token's experts", "expert_nodes", "all"),
-      tick("Products in fp8", "fp8"), tick("Rows to experts in fp8", "fp8_dispatch"), tick("Experts overlap", "overlap_experts"), tick("Tensor-parallel sums overlap (AsyncTP)", "overlap_tensor"),
+      tick("Products in fp8", "fp8"), tick("Rows to experts in fp8", "fp8_dispatch"), tick("Experts overlap", "overlap_experts"), tick("Tensor-parallel sums overlap (AsyncTP)", "overlap_tensor"), tick("Context is gathered, no ring", "gather_context"),
       tick("No sequence parallelism", "sequence_parallel", "no"), tick("Vocabulary is not divided", "divide_vocabulary", "no")),
     folded("Speed", words("MFU of the whole step", "utilisation", "computed"), words("Kernel efficiency", "kernel_efficiency", "computed"), words("Attention's efficiency", "attention_efficiency", "0.5"), words("Share of time in steps", "effective_time", "0.9"))];
 }

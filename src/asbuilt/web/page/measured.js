@@ -3,7 +3,7 @@ import { el } from "./dom.js";
 import { bytes, count, digits, scaled, whole } from "./format.js";
 import { cell, derived, head, panel, say, slug } from "./parts.js";
 
-const WRITTEN = { bytes, FLOPs: (n) => scaled(n, "FLOP"), "tokens/s": (n) => `${digits(n, 4)} tokens/s` };
+const WRITTEN = { bytes, FLOPs: (n) => scaled(n, "FLOP"), "tokens/s": (n) => `${digits(n, 4)} tokens/s`, "pairs/s": (n) => `${digits(n, 4)} pairs/s` };
 
 function verdict(row) {
   const within = row.tolerance ? `within ${digits(row.tolerance * 100)}%` : "exact";

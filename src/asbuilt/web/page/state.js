@@ -1,10 +1,10 @@
 // What is asked, kept in the URL behind "#": reading it back restores the page.
-export const SERVING = ["gpu", "gpus", "tp", "pp", "ep", "node", "network", "host", "engine", "max_num_seqs", "chunk", "dtype", "kv_dtype", "context", "users", "latency_target", "first_token_target",
+export const SERVING = ["gpu", "gpus", "tp", "pp", "ep", "redundant_experts", "node", "network", "host", "engine", "max_num_seqs", "chunk", "dtype", "kv_dtype", "context", "users", "latency_target", "first_token_target",
   "prefill_gpus", "decode_gpus", "kv_transfer", "n_gpu_layers", "n_cpu_moe", "cpu", "kv_host", "lora", "lora_rank", "lora_targets", "prompt", "utilisation", "reserve", "workspace", "overhead", "page", "block_size", "bandwidth_efficiency", "compute_efficiency",
   "targets", "memory", "embedding", "flops", "scores", "count", "windows", "kernel", "input_tokens", "output_tokens", "lengths", "rate", "arrivals", "prefix_share", "speculate", "acceptance", "draft_cost",
   "requests", "seed", "price", "any_vendor", "search"];
 export const TRAINING = ["gpus", "batch", "seq", "accumulate", "zero", "tp", "pp", "ep", "cp", "schedule", "dtype", "optimizer", "checkpointing", "tokens", "price", "lora", "targets", "qlora", "gradient_dtype", "offload",
-  "loss", "chunked_loss", "reserve", "master", "tokens_per_step", "hsdp", "interleave", "pad_vocabulary", "expert_nodes", "fp8", "fp8_dispatch", "overlap_experts", "overlap_tensor", "sequence_parallel",
+  "loss", "chunked_loss", "documents", "reserve", "master", "tokens_per_step", "hsdp", "interleave", "pad_vocabulary", "expert_nodes", "fp8", "fp8_dispatch", "overlap_experts", "overlap_tensor", "gather_context", "sequence_parallel",
   "divide_vocabulary", "utilisation", "kernel_efficiency", "attention_efficiency", "effective_time", "search"];
 const BOTH = ["node", "network", "host"]; // of the machines, asked in both plans
 const LONGEST = 30000; // characters of a config or of lengths in a URL

@@ -32,9 +32,9 @@ function running(t) {
   const c = t.conventions, run = t.published_run, [mfu] = Object.entries(t.step.mfu); // with adapters 6ND says nothing
   return [
     [`one step${floor}`, t.step.seconds, seconds, listed(parts), ...say(c.step, ...sent)],
-    ["tokens/s", t.step.tokens_per_second, whole, ...say(`${whole(t.step.tokens)} tokens a step`, c.batch)],
+    [`${t.unit}/s`, t.step.tokens_per_second, whole, ...say(`${whole(t.step.tokens)} ${t.unit} a step`, c.batch)],
     [`MFU, ${mfu[0]}`, mfu[1], share, listed(Object.entries(t.step.mfu).map(([name, part]) => [name, share(part)])), ...say(c.mfu)],
-    [`days${floor}`, t.days, (n) => digits(n, 4), ...say(`${count(t.tokens)} tokens`, c.days)],
+    [`days${floor}`, t.days, (n) => digits(n, 4), ...say(`${count(t.tokens)} ${t.unit}`, c.days)],
     [`GPU hours${floor}`, t.gpu_hours, whole, ...say(c.gpu_hours)],
     ["at a published utilisation", run.gpu_hours, whole, ...say(`GPU hours at the ${share(run.mfu)} of all of ${run.name}`, run.source)],
     ...(t.money === null ? [] : [["money", t.money, whole, ...say(`${digits(t.options.price, 4)} for a GPU-hour`)]]),

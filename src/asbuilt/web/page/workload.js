@@ -57,7 +57,7 @@ function asked(w) {
 
 export function workload(now, before, open) {
   const w = now.serve.workload, was = before && (before.serve.workload ?? {});
-  const verdict = w.middle === null ? "✗ Its longest request does not fit" : w.middle.sustained ? "✓ Kept up" : "✗ Requests pile up";
+  const verdict = w.middle === null ? "✗ Its longest request does not fit" : w.middle.sustained ? "✓ Kept up" : w.middle.sustained === null ? "✗ Too few requests to tell whether their rate is kept up" : "✗ Requests pile up";
   return panel("Workload", "serve", open, { wide: Boolean(was), note: `Simulated: continuous batching in which a step decodes every sequence and fills the chunk with the oldest prompts; ${whole(w.middle?.simulated ?? 0)} requests, seed ${w.asked.seed}.` },
     el("p", {}, el("span", { class: w.middle?.sustained ? "yes" : "no" }, verdict), ` ${asked(w.asked)}`),
     el("div", { class: "scroll" }, el("table", {}, headed(was), el("tbody", {}, levels(SERVED, w, was, "workload")))));
