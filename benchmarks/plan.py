@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import statistics
 import time
+from contextlib import suppress
 
 from asbuilt import catalog
 from asbuilt.catalog import machines
+from asbuilt.errors import InputError
 from asbuilt.plan.serve.ask import serve
 from asbuilt.plan.serve.workload import Workload, simulate
+from asbuilt.plan.train import report
+from asbuilt.plan.train.plan import train
 
 ONE, ALL, REQUESTS = 0.050, 10.0, 2.0
 
@@ -26,6 +30,15 @@ def cpu(work: object) -> float:
 def first_plans() -> list[float]:
     """Plans a model for the first time: builds its spec, lays it out, plans it and writes the document."""
     return [cpu(lambda name=name: serve(catalog.find(name).spec(), "h100-sxm").document()) for name in catalog.names()]
+
+
+def first_trainings() -> list[float]:
+    """Plans the training of each model that can be planned for the first time, on 64 GPUs, with its suggestions."""
+    found = []
+    for name in catalog.names():
+        with suppress(InputError):
+            found.append(cpu(lambda name=name: report.document(train(name, "h100-sxm", gpus=64, zero=3))))
+    return found
 
 
 def whole_catalogue(*, documents: bool) -> tuple[int, float]:
@@ -50,11 +63,9 @@ def simulations() -> list[float]:
 
 def main() -> None:
     serve("gpt2", "t4").document()  # imports
-    first = first_plans()
-    print(
-        f"one plan: median {statistics.median(first) * 1e3:.1f} ms, longest {max(first) * 1e3:.1f} ms of CPU "
-        f"(at most {ONE * 1e3:.0f})"
-    )
+    for first, what in ((first_plans(), "of serving"), (first_trainings(), "of training")):
+        middle, most = (value * 1e3 for value in (statistics.median(first), max(first)))
+        print(f"one plan {what}: median {middle:.1f} ms, longest {most:.1f} ms of CPU (at most {ONE * 1e3:.0f})")
     loads = ", ".join(f"{seconds:.2f}" for seconds in simulations())
     print(f"10,000 requests of a workload at 1, 5 and 50 requests/s: {loads} s of CPU (at most {REQUESTS:.0f})")
     for documents, what in ((False, "plans alone"), (True, "with limits, sweep, knee and suggestions")):

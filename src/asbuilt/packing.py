@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
-from asbuilt.cost.folded import Held
+from asbuilt.cost.folded import Held, census
 from asbuilt.cost.mixtures import find_mixture, held
 from asbuilt.errors import InputError
 from asbuilt.families import tensor_table
 from asbuilt.families.shared.patterns import matched
 from asbuilt.families.shared.reader import is_whole
 from asbuilt.families.shared.stacks import PARTS
-from asbuilt.spec import MixtureOfExperts, Model, stored_weights
+from asbuilt.spec import MixtureOfExperts, Model, Part, stored_weights
+from asbuilt.spec.part import walk_stored
 
 FIELD = "quantization_config"
 # The keys under which quantisers list the modules that they excluded.
@@ -42,6 +44,29 @@ def modules(family: str, spec: Model) -> dict[str, tuple[str, ...]]:
         for entry in tensor_table(family, spec).entries
         for path in entry.paths
     }
+
+
+def with_fewest_experts(spec: Model) -> Model:
+    """Returns the model with only so many experts in each mixture that its router can choose as many as it does.
+
+    Its modules have the names of the model's, those of the last experts apart: a hundredth, in large models.
+    """
+    found = census(spec)
+    mixtures = [part for _, part in walk_stored(found.small) if isinstance(part, MixtureOfExperts)]
+    if not mixtures:
+        return spec
+    small = found.small.replace_where(MixtureOfExperts, _with_fewest)
+    assert isinstance(small, Model)
+    every = {field: tuple(getattr(small, field)[kind] for kind in order) for field, order in found.order.items()}
+    return replace(small, **every)
+
+
+def _with_fewest(part: Part) -> Part:
+    assert isinstance(part, MixtureOfExperts)
+    router = part.router
+    groups = 1 if router.groups is None else router.groups.n_groups
+    fewest = min(part.n_experts, max(2, router.top_k) * groups)
+    return replace(part, n_experts=fewest, router=replace(router, n_experts=fewest))
 
 
 def apart(spec: Model, names: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:

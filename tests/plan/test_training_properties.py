@@ -18,10 +18,10 @@ from asbuilt.errors import InputError
 from asbuilt.plan import Options, Subject
 from asbuilt.plan.network import ring
 from asbuilt.plan.placement import divisors
+from asbuilt.plan.train.choices import OFFLOADS, OWN_CHECKPOINTING
 from asbuilt.plan.train.optimizers import OPTIMIZERS
 from asbuilt.plan.train.plan import Trial, attempt
-from asbuilt.plan.train.shares import OWN_CHECKPOINTING
-from asbuilt.plan.train.stages import OFFLOADS, StageMemory
+from asbuilt.plan.train.stages import StageMemory
 from asbuilt.spec import (
     MLP,
     Attention,

@@ -86,6 +86,50 @@ def test_layers_in_host_memory_are_those_of_the_command_line(page: Page, url: st
     assert opened(page, "serving-lora")
 
 
+POOLS = "model=llama-3-70b&gpu=h100-sxm&input_tokens=2000&output_tokens=300&rate=3/s&requests=200&price=$2/h"
+
+
+def shown(page: Page, figure: str, written: str, *value: object) -> None:
+    """Holds the figure of a row to a value of the document, written as the page writes such ones."""
+    text = page.run(f"document.querySelector('[data-figure={figure}] td.n').textContent")
+    assert text == page.run(f"(async () => (await import('./format.js')).{written}(...{json.dumps(value)}))()")
+
+
+def test_pools_are_those_of_the_command_line(page: Page, url: str) -> None:
+    page.open(f"{url}#{POOLS}")
+    assert not opened(page, "serving-prefill_gpus")
+    page.type("#serving-prefill_gpus", f"{8 * random.randint(1, 3)},tp=4")
+    assert "--decode-gpus" in at_field(page, "serving-prefill_gpus")
+    page.type("#serving-decode_gpus", "8,tp=3")
+    assert "multiple of 3" in at_field(page, "serving-decode_gpus")
+    page.type("#serving-decode_gpus", "16,tp=8")
+    said = behind(page, "Pools")["disaggregated"]
+    assert said["transfer"]["how"] == "after"
+    page.type("#serving-kv_transfer", "layerwise")
+    plan = behind(page, "Cache from prefill to decode")
+    said = plan["disaggregated"]
+    for pool in ("prefill", "decode"):
+        shown(page, f"pool-{pool}-weights-of-a-device", "bytes", said[pool]["weight_bytes"])
+        shown(page, f"pool-{pool}-sequences-that-fit", "whole", said[pool]["sequences_that_fit"])
+        shown(page, f"pool-{pool}-memory-cache-budget", "bytes", said[pool]["ladder"][-1]["bytes"])
+        most = said["balance"]["middle"][f"{pool}_requests_per_second"]
+        shown(page, f"pool-{pool}-requests-s-at-most", "digits", most, 4)
+    shown(page, "crossing-cache-sent", "seconds", said["transfer"]["expected"]["middle"])
+    shown(page, "crossing-first-token", "seconds", said["first_token"]["expected"]["middle"])
+    shown(page, "workload-cache-sent-th", "seconds", plan["workload"]["middle"]["pools"]["transfer"]["p95"])
+    assert f" {said['gpus']} × h100-sxm" in page.run("document.querySelector('#question').textContent")
+    before = page.run("document.querySelector('#panels').innerText")
+    page.open(page.run("location.href"))
+    assert page.run("document.querySelector('#panels').innerText") == before
+    assert opened(page, "serving-prefill_gpus")
+    page.type("#serving-tp", "2")
+    assert "two pools" in at_field(page, "serving-tp")
+    page.type("#serving-tp", "")
+    page.type("#set-num_hidden_layers", "40")  # each figure beside what it was
+    assert page.run("document.querySelectorAll('[data-figure=crossing-first-token] td').length") == 3
+    assert "NaN" not in page.run("document.querySelector('#panels').innerText")
+
+
 def test_adapters_and_a_cache_that_waits_are_those_of_the_command_line(page: Page, url: str) -> None:
     page.open(f"{url}#model=llama-3-8b&gpu=h100-sxm")
     page.type("#serving-lora", str(random.randint(2, 9)))
@@ -192,11 +236,14 @@ def test_open_groups_are_legible_and_fit_a_telephone(page: Page, url: str, dark:
     ratio, where = page.run(CONTRAST)
     assert ratio >= 4.5, where
     assert page.run(UNNAMED) == []
-    page.open(f"{url}#{HOST}")
-    page.run(UNFOLD)
-    assert page.run("document.documentElement.scrollWidth") <= 360
-    assert page.run(UNNAMED) == []
     try:
-        assert axe.serious(page) == []
+        for address in (HOST, f"{POOLS}&prefill_gpus=8,tp=4&decode_gpus=16,tp=8&kv_transfer=layerwise"):
+            page.open(f"{url}#{address}")
+            page.run(UNFOLD)
+            assert page.run("document.documentElement.scrollWidth") <= 360
+            ratio, where = page.run(CONTRAST)
+            assert ratio >= 4.5, where
+            assert page.run(UNNAMED) == []
+            assert axe.serious(page) == []
     finally:
         page.size(1280)

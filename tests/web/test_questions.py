@@ -149,8 +149,7 @@ def test_lengths_are_those_of_a_file_with_the_same_text(tmp_path: Path) -> None:
 
 # Options of the command line that the page does not ask with; docs/web.md has the reasons.
 ASKED_OTHERWISE = {"gpu", "search"}
-POOLS = {"prefill_gpus", "decode_gpus", "kv_transfer"}
-LEFT_OUT = POOLS | {
+LEFT_OUT = {
     "efficiency",
     "expert_loads",
     "allow_unread",
@@ -262,7 +261,7 @@ def test_edits_are_those_of_the_config(tmp_path: Path) -> None:
     assert questions.answer("describe", {"config": config, "set": edits})["parameters"] == wanted
     sizes = questions.answer("config", {"model": "smollm2-135m", "set": edits})
     assert sizes["config"]["num_hidden_layers"] == layers
-    assert {"label": "layers", "key": "num_hidden_layers", "value": 30} in sizes["editable"]
+    assert {"label": "layers", "key": "num_hidden_layers", "value": 30, "now": layers} in sizes["editable"]
 
 
 @pytest.mark.parametrize(
@@ -297,6 +296,52 @@ def test_lists_of_layers_follow_their_number() -> None:
     before, after = ({"model": "gpt-oss-20b", "set": {"num_hidden_layers": n}} for n in (24, 5))
     whole, cut = (questions.answer("describe", asked) for asked in (before, after))
     assert cut["parameters"]["ffn"] * 24 == whole["parameters"]["ffn"] * 5
+
+
+@pytest.mark.parametrize("model", ["llama-4-scout", "glm-5", "zamba2-7b", "rwkv7-0.1b-world", "nemotron-h-56b"])
+def test_as_many_layers_of_every_kind_take_as_much(model: str) -> None:
+    offered = {one["label"]: one for one in questions.answer("config", {"model": model})["editable"]}["layers"]
+    twice = {"model": model, "set": {offered["key"]: 2 * offered["value"]}}
+    once, both = (questions.answer("describe", asked) for asked in ({"model": model}, twice))
+    of_blocks = [sum(made["parameters"][kind] for kind in ("attention", "ffn", "ssm")) for made in (once, both)]
+    assert of_blocks[1] == pytest.approx(2 * of_blocks[0], rel=0.08)  # towers and predictors stay
+
+
+@pytest.mark.parametrize(
+    ("model", "edits", "follow"),
+    [
+        ("deepseek-v3", {"num_attention_heads": 64}, {"num_key_value_heads": 64}),
+        ("kimi-k2.5", {"text_config.num_attention_heads": 32}, {"text_config.num_key_value_heads": 32}),
+        ("olmoe-1b-7b", {"hidden_size": 1024}, {"head_dim": 64}),
+        ("deepseek-moe-16b", {"hidden_size": 4096, "num_attention_heads": 32}, {"head_dim": 128}),
+        ("transformer-base", {"vocab_size": 32000}, {"decoder_vocab_size": 32000}),
+        ("llama-3-8b", {"num_attention_heads": 16}, {"num_key_value_heads": 8, "head_dim": 128}),  # which need not
+        ("llama-3-8b", {"hidden_size": 8192}, {"num_key_value_heads": 8, "head_dim": 128}),
+    ],
+)
+def test_sizes_that_must_be_what_others_say_follow_them(
+    model: str, edits: dict[str, int], follow: dict[str, int]
+) -> None:
+    asked = {"model": model, "set": edits}
+    answer = questions.answer("config", asked)
+    for path, value in (edits | follow).items():
+        outer, _, key = path.rpartition(".")
+        said = answer["config"][outer] if outer else answer["config"]
+        assert said.get(key, value) == value  # what a family need not say is what it takes
+    now = {one["key"]: (one["value"], one["now"]) for one in answer["editable"]}
+    for path, value in (edits | {path: value for path, value in follow.items() if path in now}).items():
+        assert now[path][1] == value
+    assert (
+        questions.answer("describe", asked)["parameters"]
+        != questions.answer("describe", {"model": model})["parameters"]
+    )
+
+
+def test_a_size_that_is_typed_does_not_follow() -> None:
+    asked = {"model": "deepseek-v3", "set": {"num_attention_heads": 64, "num_key_value_heads": 32}}
+    with pytest.raises(InputError) as refused:
+        questions.answer("describe", asked)
+    assert "num_key_value_heads" in refused.value.field
 
 
 def test_the_curve_of_users_holds_the_plans_answer() -> None:

@@ -15,11 +15,10 @@ from asbuilt.cli.output import print_json, say, table, warn, write
 from asbuilt.cli.types import Tokens
 from asbuilt.dtypes import TRAINED
 from asbuilt.kernels.memory.loss import LOSSES
+from asbuilt.plan.train.choices import CHECKPOINTING, OFFLOADS
 from asbuilt.plan.train.optimizers import OPTIMIZERS
 from asbuilt.plan.train.options import Options
 from asbuilt.plan.train.schedule import SCHEDULES
-from asbuilt.plan.train.shares import CHECKPOINTING
-from asbuilt.plan.train.stages import OFFLOADS
 from asbuilt.shown import defaults_line
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -17,8 +17,8 @@ from asbuilt.cost.mixtures import find_mixture
 from asbuilt.dtypes import GGUF_FLOATS, TRAINED, short_name
 from asbuilt.errors import InputError
 from asbuilt.families import Reading, gguf_table
-from asbuilt.families.shared.patterns import matched
-from asbuilt.packing import FIELD, QUANTISED_KINDS, apart, holding, left_out, modules
+from asbuilt.families.shared.patterns import matched, tells_experts_apart
+from asbuilt.packing import FIELD, LEFT_OUT, QUANTISED_KINDS, apart, holding, left_out, modules, with_fewest_experts
 from asbuilt.plan.devices import known
 from asbuilt.plan.precision import Precision, precision
 from asbuilt.plan.stored.methods import read_packing
@@ -45,20 +45,30 @@ def quantised(
         raise InputError(NOTHING, field="dtype", value=QUANTISED, fix="name a format, such as --dtype int4:128")
     packing = replace(read_packing(said), vision=False) if text else read_packing(said)
     plain = find_dtype(dtype or "bf16")
-    names = modules(family, spec)
-    each = apart(spec, names)
+    few = spec if _tells_experts_apart(packing, said) else with_fewest_experts(spec)
+    names = modules(family, few)
+    each = apart(few, names)
     rules = _assigned(packing, said, [name for found in (*names.values(), *each.values()) for name in found])
+
+    packed: dict[tuple[Rule | None, Weight], Fraction] = {}
+
+    def of_rule(rule: Rule | None, weight: Weight) -> Fraction:
+        if (rule, weight) not in packed:
+            part = None if rule is None else rule(weight)
+            packed[rule, weight] = Fraction(plain.nbytes(weight)) if part is None else part
+        return packed[rule, weight]
 
     def nbytes(path: str, weight: Weight, owner: Part) -> Fraction:
         """Returns the mean over the modules of a weight: some experts of a stack may be left out."""
         if len(weight.shape) < 2 or weight.role not in ("matrix", "table"):
-            return plain.nbytes(weight)
+            return of_rule(None, weight)
         usual = _usual(packing, path, owner, weight)
         if path in each:
             usual = rules.get(names[path][0], usual)
         found = Counter(rules.get(name, usual) for name in each.get(path, names[path]))
-        parts = [(None if rule is None else rule(weight), n) for rule, n in found.items()]
-        return sum(n * (plain.nbytes(weight) if part is None else part) for part, n in parts) / Fraction(found.total())
+        if len(found) == 1:
+            return of_rule(next(iter(found)), weight)
+        return sum((n * of_rule(rule, weight) for rule, n in found.items()), Fraction(0)) / found.total()
 
     activation = plain.name if plain.name in TRAINED else "bf16"
     note = f"by {FIELD}: {packing.method}; the rest and left-out modules in {plain.name}"
@@ -121,19 +131,30 @@ def _of_gguf(file: GGUFFile, spec: Model, family: str) -> Precision:
 
 def _averaged(spec: Model, nbytes: Held) -> Held:
     """Returns the mean over the layers that share a part of the census, since their packing may differ."""
-    order, sums, counts = known(spec).census.order, dict[str, Fraction](), dict[str, int]()
-    for path, weight, owner in weights(spec):
-        key = _in_census(path, order)
-        sums[key], counts[key] = sums.get(key, Fraction(0)) + nbytes(path, weight, owner), counts.get(key, 0) + 1
-    return lambda path, weight, owner: sums[path] / counts[path]
+    found = known(spec).census
+    means: dict[str, Fraction] = {}
+    for path, weight, owner in weights(found.small):
+        alike = list(_sharing(path, found.order))
+        sizes = Counter(nbytes(one, weight, owner) for one in alike)
+        means[path] = sum((n * each for each, n in sizes.items()), Fraction(0)) / max(1, len(alike))
+    return lambda path, weight, owner: means[path]
 
 
-def _in_census(path: str, order: Mapping[str, tuple[int, ...]]) -> str:
+def _sharing(path: str, order: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
+    """Yields the paths in the model of what is at one path of its census."""
     field, _, rest = path.partition(".")
     if field not in order:
-        return path
+        yield path
+        return
     number, _, rest = rest.partition(".")
-    return f"{field}.{order[field][int(number)]}.{rest}"
+    yield from (f"{field}.{i}.{rest}" for i, kind in enumerate(order[field]) if kind == int(number))
+
+
+def _tells_experts_apart(packing: Packing, said: Mapping[str, Any]) -> bool:
+    """Whether the experts of a stack may be packed differently."""
+    listed = (said[key] for key in LEFT_OUT if isinstance(said.get(key), list))
+    lists = (*listed, *(named.patterns for named in packing.named))
+    return any(tells_experts_apart(pattern) for patterns in lists for pattern in patterns)
 
 
 def _usual(packing: Packing, path: str, owner: Part, weight: Weight) -> Rule | None:

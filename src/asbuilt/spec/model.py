@@ -232,7 +232,8 @@ class Model(Part, metaclass=_Chosen):
 
     def _require_weights(self) -> None:
         """Requires parts that borrow their weights to follow an equal one that lends them, and no other so named."""
-        sharing = {id(b): [x for _, x in walk(b) if x.lends or x.borrows] for b in self.blocks}
+        distinct = {id(b): b for b in self.blocks}
+        sharing = {key: [x for _, x in walk(b) if x.lends or x.borrows] for key, b in distinct.items()}
         lenders: dict[str, Part] = {}
         read: set[str] = set()
         for part in (part for block in self.blocks for part in sharing[id(block)]):

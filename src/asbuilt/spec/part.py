@@ -350,6 +350,33 @@ class Part:
                 found += ((f"{field.name}.{i}", item) for i, item in enumerate(value) if isinstance(item, Part))
         return tuple(found)
 
+    @cached_property
+    def _all_below(self) -> tuple[tuple[str, Part], ...]:
+        """The paths of all parts below, cached: equal blocks may be one object."""
+        found: list[tuple[str, Part]] = []
+        for name, child in self.children():
+            found.append((name, child))
+            found += [(f"{name}.{path}", below) for path, below in child._all_below]
+        return tuple(found)
+
+    @cached_property
+    def _stored_parameters(self) -> tuple[tuple[str, Weight, Part], ...]:
+        """What `stored_weights` yields but for buffers, cached: equal blocks may be one object."""
+        return self._gathered({name: weight for name, weight in self.holds().items() if weight.learned}, buffers=False)
+
+    @cached_property
+    def _stored_buffers(self) -> tuple[tuple[str, Weight, Part], ...]:
+        """What `buffers` yields."""
+        return self._gathered(self.buffers(), buffers=True)
+
+    def _gathered(self, own: dict[str, Weight], *, buffers: bool) -> tuple[tuple[str, Weight, Part], ...]:
+        found: list[tuple[str, Weight, Part]] = [(name, weight, self) for name, weight in own.items()]
+        for name, child in (*self.children(), *self.extras()):
+            if child.borrows is None:
+                held = child._stored_buffers if buffers else child._stored_parameters
+                found += [(f"{name}.{path}", weight, owner) for path, weight, owner in held]
+        return tuple(found)
+
     def at(self, path: str) -> Part:
         """Returns the part at a path of `walk`, "blocks.3.attention.body"; raises InputError for an unknown path."""
         return edit.at(self, path)
@@ -419,8 +446,7 @@ class Part:
 def walk(part: Part, path: str = "") -> Iterator[tuple[str, Part]]:
     """Yields (path, part) for `part` and everything below it, parents first; the root's path is empty."""
     yield path, part
-    for name, child in part.children():
-        yield from walk(child, f"{path}.{name}" if path else name)
+    yield from ((f"{path}.{name}", below) for name, below in part._all_below) if path else part._all_below
 
 
 def walk_stored(part: Part, path: str = "") -> Iterator[tuple[str, Part]]:
@@ -430,13 +456,13 @@ def walk_stored(part: Part, path: str = "") -> Iterator[tuple[str, Part]]:
         yield from walk_stored(child, f"{path}.{name}" if path else name)
 
 
-def walk_held(part: Part, path: str = "", *, extras: bool = False) -> Iterator[tuple[str, Part]]:
-    """Yields (path, part) as `walk` does, with `extras` as `walk_stored`, but for parts that borrow their weights."""
+def walk_held(part: Part, path: str = "") -> Iterator[tuple[str, Part]]:
+    """Yields (path, part) as `walk` does, but for parts that borrow their weights."""
     if part.borrows is not None:
         return
     yield path, part
-    for name, child in (*part.children(), *(part.extras() if extras else ())):
-        yield from walk_held(child, f"{path}.{name}" if path else name, extras=extras)
+    for name, child in part.children():
+        yield from walk_held(child, f"{path}.{name}" if path else name)
 
 
 def runs(part: Part, run: Pass, path: str = "") -> Iterator[tuple[str, Part, Pass]]:
@@ -480,18 +506,15 @@ def divided_vocabulary(n_vocab: int, degree: int) -> int:
 
 def buffers(part: Part) -> Iterator[tuple[str, Weight, Part]]:
     """Yields (full path, buffer, owner) for every buffer below `part`, including those of extras."""
-    for path, owner in walk_held(part, extras=True):
-        for name, buffer in owner.buffers().items():
-            yield (f"{path}.{name}" if path else name), buffer, owner
+    if part.borrows is None:
+        yield from part._stored_buffers
 
 
 def stored_weights(part: Part) -> Iterator[tuple[str, Weight, Part]]:
     """Yields (full path, weight, owner) for all that a checkpoint stores: parameters, extras, buffers."""
-    for path, owner in walk_held(part, extras=True):
-        for name, weight in owner.holds().items():
-            if weight.learned:
-                yield (f"{path}.{name}" if path else name), weight, owner
-    yield from buffers(part)
+    if part.borrows is None:
+        yield from part._stored_parameters
+        yield from part._stored_buffers
 
 
 def require(part: Part, field: str, ok: bool, allowed: str, fix: str = "") -> None:

@@ -83,6 +83,7 @@ SERVE: dict[str, Parse] = {
     **dict.fromkeys(("n_gpu_layers", "n_cpu_moe", "lora", "lora_rank", "speculate", "requests", "seed"), whole),
     **dict.fromkeys(("context", "prompt", "chunk", "input_tokens", "output_tokens"), parse_tokens),
     **dict.fromkeys(("dtype", "kv_dtype", "engine", "rate", "arrivals", "price", *CHOICES), word),
+    **dict.fromkeys(("prefill_gpus", "decode_gpus", "kv_transfer"), word),
     **dict.fromkeys(("prefix_share", "acceptance", "draft_cost", "utilisation"), number),
     **dict.fromkeys(("bandwidth_efficiency", "compute_efficiency"), number),
     **dict.fromkeys(("latency_target", "first_token_target"), parse_time),

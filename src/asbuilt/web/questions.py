@@ -29,11 +29,10 @@ from asbuilt.plan.serve import report_workload
 from asbuilt.plan.serve.conventions import CHOICES
 from asbuilt.plan.serve.engines import ENGINES
 from asbuilt.plan.train import report
+from asbuilt.plan.train.choices import CHECKPOINTING, OFFLOADS
 from asbuilt.plan.train.optimizers import OPTIMIZERS
 from asbuilt.plan.train.schedule import SCHEDULES
 from asbuilt.plan.train.search import MICRO_BATCHES, search
-from asbuilt.plan.train.shares import CHECKPOINTING
-from asbuilt.plan.train.stages import OFFLOADS
 from asbuilt.plan.train.subject import Subject
 from asbuilt.web import curves, options
 
@@ -60,7 +59,16 @@ EDITABLE = {
 }
 INNER = "text_config"
 LAYERS = EDITABLE["layers"]
-PER_LAYER = ("layer_types", "mlp_layer_types")  # lists of a kind for each layer
+# Lists, and one text, of a kind or a width for each layer.
+PER_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers", "indexer_types", "layers_block_type", "value_dim")
+PATTERN = "hybrid_override_pattern"
+NUMBERED = ("moe_layers", "hybrid_layer_ids", "cross_attention_layers")  # lists of the numbers of layers of a kind
+# Sizes that some families want to be what others say, as (the others, the size): they follow where they are refused.
+FOLLOWS: dict[str, tuple[tuple[str, ...], Callable[..., int]]] = {
+    "num_key_value_heads": (("num_attention_heads",), lambda heads: heads),
+    "head_dim": (("hidden_size", "num_attention_heads"), lambda width, heads: width // max(1, heads)),
+    "decoder_vocab_size": (("vocab_size",), lambda n_vocab: n_vocab),
+}
 WEIGHTS = (
     "bf16",
     "fp16",
@@ -152,7 +160,8 @@ def _config(source: Source) -> dict[str, Any]:
 def edited(config: dict[str, Any], edits: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the config with other values of whole numbers that it has; `text_config.vocab_size` for a nested key.
 
-    With another number of layers, a list of a kind for each layer is cut or repeated.
+    With another number of layers, a list of a kind for each layer, or of their numbers, is cut or repeated. A size that
+    must be what others say follows them.
     """
     changed = dict(config)
     for path, value in edits.items():
@@ -162,28 +171,65 @@ def edited(config: dict[str, Any], edits: Mapping[str, Any]) -> dict[str, Any]:
             known = [one["key"] for one in editable(config)]
             raise InputError("not a key of this config", field=path, value=value, allowed=one_of(known))
         number = options.whole(value, path)
-        inner = {**inner, key: number}
-        if key in LAYERS:
-            inner |= _repeated(inner, number)
+        repeated = _repeated(inner, number) if key in LAYERS else {}
+        inner = {**inner, key: number, **repeated}
         changed = {**changed, outer: inner} if outer else inner
+    return _followed(config, changed, edits)
+
+
+def _followed(config: dict[str, Any], changed: dict[str, Any], edits: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the changed config in which sizes follow that did before, and without which it would be refused."""
+    for _ in FOLLOWS:
+        try:
+            read_config(changed, "")
+        except InputError as error:
+            path = error.field.rpartition(": ")[2]
+            outer, _, key = path.rpartition(".")
+            before, after = (one.get(outer, {}) if outer else one for one in (config, changed))
+            old, new = _following(before, key), _following(after, key)
+            if path in edits or old is None or old != before[key] or new is None:
+                return changed
+            inner = {**after, key: new}
+            changed = {**changed, outer: inner} if outer else inner
+        else:
+            return changed
     return changed
 
 
-def _repeated(config: Mapping[str, Any], layers: int) -> dict[str, list[Any]]:
+def _following(config: object, key: str) -> int | None:
+    """Returns what a size is that follows others, None for one that does not, and where those are no numbers."""
+    if key not in FOLLOWS or not isinstance(config, Mapping) or key not in config:
+        return None
+    names, rule = FOLLOWS[key]
+    values = [config.get(name) for name in names]
+    return rule(*values) if all(isinstance(value, int) for value in values) else None
+
+
+def _repeated(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     layers = max(0, min(layers, MOST_LAYERS))  # more are refused when the config is read
-    lists = {key: said for key in PER_LAYER if isinstance(said := config.get(key), list) and said}
-    return {key: (said * (layers // len(said) + 1))[:layers] for key, said in lists.items()}
+    lists: dict[str, Any] = {key: said for key in PER_LAYER if isinstance(said := config.get(key), list) and said}
+    pattern = config.get(PATTERN)
+    lists |= {PATTERN: pattern} if isinstance(pattern, str) and pattern else {}
+    repeated = {key: (said * (layers // len(said) + 1))[:layers] for key, said in lists.items()}
+    before = next((config[key] for key in LAYERS if isinstance(config.get(key), int) and config[key] > 0), layers)
+    for key in NUMBERED:
+        if isinstance(said := config.get(key), list) and all(isinstance(one, int) for one in said):
+            starts = range(0, layers, max(1, before))
+            repeated[key] = [start + one for start in starts for one in said if start + one < layers]
+    return repeated
 
 
-def editable(config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Returns the sizes of a config that the page changes: what each is, its key and its value."""
+def editable(config: Mapping[str, Any], final: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+    """Returns the sizes of a config that the page changes: what each is, its key, its value and the one that it has."""
     found = []
-    inner = config.get(INNER)
-    for prefix, said in (("", config), (f"{INNER}.", inner if isinstance(inner, Mapping) else {})):
+    for prefix in ("", f"{INNER}."):
+        said, now = ((one.get(INNER) if prefix else one) for one in (config, final or config))
+        if not isinstance(said, Mapping) or not isinstance(now, Mapping):
+            continue
         for label, key in ((label, key) for label, keys in EDITABLE.items() for key in keys):
             value = said.get(key)
             if isinstance(value, int) and not isinstance(value, bool):
-                found.append({"label": label, "key": prefix + key, "value": value})
+                found.append({"label": label, "key": prefix + key, "value": value, "now": now.get(key)})
     return found
 
 
@@ -259,7 +305,7 @@ def _sizes(asked: Mapping[str, Any], given: Source | None) -> dict[str, Any]:
         config = _config(source)
     edits = asked.get("set") or {}
     final = None if config is None else edited(config, edits)
-    return {"name": source.name, "config": final, "editable": [] if config is None else editable(config)}
+    return {"name": source.name, "config": final, "editable": [] if config is None else editable(config, final)}
 
 
 ANSWERS: dict[str, Callable[[Mapping[str, Any], Source | None], dict[str, Any]]] = {

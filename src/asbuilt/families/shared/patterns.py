@@ -8,6 +8,7 @@ expression, nothing is tried twice, and what it may cost is bounded.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from string import ascii_letters, digits, printable
@@ -267,14 +268,36 @@ def _pattern(said: object, field: str) -> str:
 
 def _by_pieces(patterns: set[str], names: set[str]) -> set[str]:
     """The names of which some pieces, one after the other, are a pattern."""
-    most = max((name.count(".") for name in names), default=0) + 1
-    lengths = sorted({n for n in (pattern.count(".") + 1 for pattern in patterns) if n <= most})
+    lengths: dict[str, set[int]] = {}  # by a pattern's first piece
+    for pattern in patterns:
+        lengths.setdefault(pattern.partition(".")[0], set()).add(pattern.count(".") + 1)
     found = set()
     for name in names:
         pieces = name.split(".")
-        if any(".".join(pieces[i : i + n]) in patterns for n in lengths for i in range(len(pieces) - n + 1)):
+        starts = ((i, n) for i, piece in enumerate(pieces) if piece in lengths for n in lengths[piece])
+        if any(".".join(pieces[i : i + n]) in patterns for i, n in starts):
             found.add(name)
     return found
+
+
+# What matches a name with one number between its dots matches it with any other: a digit is only in what `.*` matches.
+OF_ANY_NUMBER = re.compile(r"(?:[A-Za-z_$^|()]|\\\.|\.\*|(?<=[A-Za-z_])\.(?=[A-Za-z_]))*")
+
+
+def tells_experts_apart(said: object) -> bool:
+    """Returns whether a pattern may name one expert of a stack and not another: it has a number but a layer's.
+
+    True where that is not certain.
+    """
+    if not isinstance(said, str):
+        return True
+    if said.startswith(REGEX):
+        return OF_ANY_NUMBER.fullmatch(said.removeprefix(REGEX)) is None
+    start = said.removesuffix("*")
+    if "*" in start:
+        return any(character in digits for character in said)
+    pieces = start.split(".")
+    return any(piece.isdecimal() and before != "layers" for before, piece in zip(("", *pieces), pieces, strict=False))
 
 
 def _by_expression(pattern: str, text: _Text, names: Sequence[str], field: str) -> set[str]:

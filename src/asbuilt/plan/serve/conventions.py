@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 from asbuilt.catalog.machine import MEMORY_CONVENTIONS, MemoryConvention
 from asbuilt.errors import InputError, one_of
-from asbuilt.families.shared.reader import is_whole
 from asbuilt.plan.network import HOST, NETWORK, NODE
 
 GIB = 2**30
@@ -119,6 +118,8 @@ class Conventions:
     host: float = HOST
 
     def __post_init__(self) -> None:
+        from asbuilt.families.shared.reader import is_whole  # families know models, which help does not need
+
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise InputError(field=name, value=getattr(self, name), allowed=one_of(allowed))

@@ -10,6 +10,7 @@ from asbuilt.plan.render import Cell, Table
 from asbuilt.plan.serve.capacity import Capacity
 from asbuilt.plan.serve.expected import LEVELS
 from asbuilt.plan.serve.ladder import ladder
+from asbuilt.plan.serve.roofline import Roofline
 from asbuilt.plan.serve.transfer import TRANSFERS
 from asbuilt.shown import number, size, time
 
@@ -44,6 +45,8 @@ def plain(plan: ServePlan) -> dict[str, Any] | None:
             "expected": {level: at.crossed(found.prompt) for level, at in levels.items()},
         },
         "first_token": {
+            "prefill_seconds": plan.prefill.seconds,
+            "prefill_expected": {level: _prefilling(at, found.prompt) for level, at in levels.items()},
             "seconds": plan.roofline.first_token(found.prompt),
             "expected": {level: at.first_token(found.prompt) for level, at in levels.items()},
         },
@@ -60,6 +63,11 @@ def plain(plan: ServePlan) -> dict[str, Any] | None:
             for level, one in balances.items()
         },
     }
+
+
+def _prefilling(roofline: Roofline, prompt: int) -> float:
+    assert roofline.prefiller is not None
+    return roofline.prefiller.prefill(prompt).seconds
 
 
 def _pool(capacity: Capacity, context: int) -> dict[str, Any]:
@@ -104,11 +112,9 @@ def _many(users: int | None) -> str:
 
 def _first(plan: ServePlan, found: dict[str, Any]) -> Table:
     crossing, first = found["transfer"], found["first_token"]
-    assert plan.roofline.prefiller is not None
-    prompts = {level: plan.roofline.prefiller.at(level).prefill(plan.prefill.prompt).seconds for level in LEVELS}
     where = f"{size(crossing['bytes'])} over {crossing['bandwidth'] / 1e9:g} GB/s a device ({crossing['source']})"
     rows: list[tuple[Cell, ...]] = [
-        ("prefill", time(prompts["middle"]), time(plan.prefill.seconds), ""),
+        ("prefill", time(first["prefill_expected"]["middle"]), time(first["prefill_seconds"]), ""),
         (f"cache sent, {crossing['how']}", time(crossing["expected"]["middle"]), time(crossing["seconds"]), where),
         ("first token", time(first["expected"]["middle"]), time(first["seconds"]), ""),
     ]

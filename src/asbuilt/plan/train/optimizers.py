@@ -8,9 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from asbuilt.errors import InputError, near, one_of
-from asbuilt.spec.part import Kind, Weight
+
+if TYPE_CHECKING:
+    from asbuilt.spec.part import Kind, Weight
 
 # bitsandbytes' 8-bit optimizers (arXiv 2110.02861): one byte per moment, an fp32 scale for every 256 numbers, and
 # tensors of fewer than 4096 numbers in fp32. Their table of 256 code values, one per optimizer, is not counted.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from asbuilt.dtypes import PLAIN, TRAINED
 from asbuilt.errors import InputError, one_of
@@ -11,11 +12,13 @@ from asbuilt.kernels.memory.loss import LOSSES, Loss
 from asbuilt.plan.network import HOST, LINK_SOURCE, NETWORK, NODE
 from asbuilt.plan.placement import Placement, arrange
 from asbuilt.plan.train import efficiency
+from asbuilt.plan.train.choices import CHECKPOINTING, OFFLOADS, Checkpointing, Offload
 from asbuilt.plan.train.optimizers import Recipe, optimizer
 from asbuilt.plan.train.schedule import SCHEDULES, Schedule
-from asbuilt.plan.train.shares import CHECKPOINTING, Adapters, Checkpointing
-from asbuilt.plan.train.stages import OFFLOADS, Job, Offload
-from asbuilt.spec.part import LARGEST_SIZE
+
+if TYPE_CHECKING:  # they know models, which help does not need
+    from asbuilt.plan.train.stages import Job
+    from asbuilt.plan.train.work import Adapters
 
 # Hoffmann et al. 2022 (arXiv 2203.15556), Table 3 rounded: about 20 tokens per parameter.
 CHINCHILLA = 20
@@ -201,10 +204,14 @@ class Options:
         """The adapters, if any."""
         if self.lora is None and not self.qlora:
             return None
+        from asbuilt.plan.train.work import Adapters
+
         return Adapters(rank=self.lora or QLORA_RANK, targets=self.targets, nf4=self.qlora)
 
     def job(self, interleave: int) -> Job:
         """Returns the job of the stages, each divided into `interleave` chunks."""
+        from asbuilt.plan.train.stages import Job
+
         return Job(
             recipe=self.recipe,
             batch=self.batch,
@@ -267,6 +274,8 @@ NUMBERS = (
 
 
 def _require_whole(name: str, value: object) -> None:
+    from asbuilt.spec.part import LARGEST_SIZE
+
     whole = isinstance(value, int) and not isinstance(value, bool)
     if not whole or not 1 <= value <= LARGEST_SIZE:  # type: ignore[operator]
         raise InputError(field=name, value=value, allowed="a whole number from 1 to 2^31-1")

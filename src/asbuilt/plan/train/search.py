@@ -11,9 +11,9 @@ from asbuilt.catalog.machine import Machine
 from asbuilt.errors import InputError
 from asbuilt.plan.placement import divisors
 from asbuilt.plan.suggestion import Suggestion
+from asbuilt.plan.train.choices import OWN_CHECKPOINTING
 from asbuilt.plan.train.options import Options
 from asbuilt.plan.train.plan import Trial, attempt
-from asbuilt.plan.train.shares import OWN_CHECKPOINTING
 from asbuilt.plan.train.stages import fullest
 from asbuilt.plan.train.subject import Subject
 
@@ -131,6 +131,8 @@ def _less(found: Trial, trial: Trial) -> bool:
 
 
 def _try(subject: Subject, machine: Machine, options: Options) -> Trial | None:
+    if subject.model is not None and not subject.divides(options.tp):
+        return None  # without the message, which lists the degrees that do
     try:
         return attempt(subject, machine, options)
     except InputError:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 from asbuilt import cost
 from asbuilt.cost.folded import Node
 from asbuilt.kernels.memory import memory
 from asbuilt.plan.devices import ABOVE, known
+from asbuilt.plan.train.choices import CHECKPOINTING, Checkpointing
 from asbuilt.plan.train.optimizers import Recipe, State
 from asbuilt.plan.train.room import room
 from asbuilt.plan.train.work import (
@@ -44,13 +44,8 @@ from asbuilt.spec import (
     PatchEmbedding,
     TiedHead,
 )
-from asbuilt.spec.part import Kind, Weight, walk
+from asbuilt.spec.part import Kind, Weight
 
-# asbuilt's own words, then Megatron-LM's selective recomputation (arXiv 2205.05198, section 5), of attention's scores,
-# and torchtitan's list of operations, whose results it keeps: attention's, and those of every other product.
-Checkpointing = Literal["none", "selective", "full", "megatron-selective", "torchtitan-op"]
-OWN_CHECKPOINTING: tuple[Checkpointing, ...] = ("none", "selective", "full")
-CHECKPOINTING: tuple[Checkpointing, ...] = (*OWN_CHECKPOINTING, "megatron-selective", "torchtitan-op")
 # The paths of stacks within a model whose blocks are trained: an encoder, and the tower of pairs.
 TOWER = "vision.tower."
 ENCODER = "encoder."
@@ -229,12 +224,21 @@ def _read_in_blocks(spec: Model, run: Pass) -> dict[str, bool]:
     A block that is not repeated saves no input that it scales first.
     """
     found: dict[str, bool] = {}
-    for at, part in walk(spec):
-        for second, first in memory(part).same_input() if isinstance(part, Model) else ():
+    for at, part in _models(spec):
+        for second, first in memory(part).same_input():
             blocks = ((name, child) for name, child in part.children() if first.startswith(f"{name}."))
             saved = all(f"{first}:input" in cost.saved_tensors(block, run, name) for name, block in blocks)
             found[f"{at}.{second}" if at else second] = saved
     return found
+
+
+def _models(part: Part, path: str = "") -> Iterator[tuple[str, Model]]:
+    """Yields (path, part) for whole models, which no block holds: a fold of every block would take longer."""
+    if isinstance(part, Model):
+        yield path, part
+    for name, child in part.children():
+        if not isinstance(child, Block):
+            yield from _models(child, f"{path}.{name}" if path else name)
 
 
 def stack(path: str) -> str:
@@ -328,7 +332,20 @@ class _Fold:
         return Piece(dense=sum(held, State()))
 
     def made(self, node: Node) -> Piece:
-        """Returns a newly folded piece."""
+        """Returns a newly folded piece: what every optimizer's step takes, with the state of this one."""
+        adapters = self.adapters and replace(self.adapters, nf4=False)
+        key = ("stateless", stack(node.path), self.read.get(node.path), node.whole, adapters, self.at)
+        if key not in self.kept:
+            self.kept[key] = self._stateless(node)
+        return replace(
+            self.kept[key],
+            dense=self._state_of(node, spread=False),
+            experts=self._state_of(node, spread=True),
+            summed=self._summed(node),
+        )
+
+    def _stateless(self, node: Node) -> Piece:
+        """Returns a piece without the state of its weights, which optimizers and formats of frozen weights change."""
         inside, run = isinstance(node.whole, Block), self.at.local
         stream = run.rows * _width(node.whole)
         own, remade, shared = self._saved(node)
@@ -340,8 +357,6 @@ class _Fold:
         sums, summed_again, measured = self._sums(node)
         first, again = (room(node.own, run, again=repeated) for repeated in (False, True))
         return Piece(
-            dense=self._state_of(node, spread=False),
-            experts=self._state_of(node, spread=True),
             kept=kept if inside else outer,
             shared=shared,
             lent=self._lent(node),
@@ -354,7 +369,6 @@ class _Fold:
             reduced=sums,
             again=summed_again,
             measured=measured,
-            summed=self._summed(node),
             passed=self._passed(node),
             spared=self._spared(node.own),
         )

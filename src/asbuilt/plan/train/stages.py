@@ -5,19 +5,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 from asbuilt.kernels.memory.loss import IN_PLACE, LOGITS_ALIVE, Loss
 from asbuilt.plan.placement import Placement
 from asbuilt.plan.stage import Stage, stages
 from asbuilt.plan.train import schedule as schedules
+from asbuilt.plan.train.choices import Checkpointing, Offload
 from asbuilt.plan.train.moments import TABLES_ALIVE, Moment, moments
 from asbuilt.plan.train.optimizers import Pieces, Recipe, State
 from asbuilt.plan.train.schedule import Schedule
-from asbuilt.plan.train.shares import LOGITS_WIDTH, Adapters, Checkpointing, Piece, Shares, split
-
-Offload = Literal["none", "optimizer", "activations", "all"]
-OFFLOADS: tuple[Offload, ...] = ("none", "optimizer", "activations", "all")
+from asbuilt.plan.train.shares import LOGITS_WIDTH, Adapters, Piece, Shares, split
 
 
 @dataclass(frozen=True, kw_only=True)

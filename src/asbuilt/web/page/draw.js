@@ -3,6 +3,7 @@ import { answer } from "./figures.js";
 import { offloaded, waiting } from "./host.js";
 import { measured } from "./measured.js";
 import { parameters, steps, tree } from "./model.js";
+import { pools, transfer } from "./pools.js";
 import { memory, roofline, speed, users } from "./serving.js";
 import { ranked, ranks, training } from "./training.js";
 import { cost, costs, formats, layouts, workload } from "./workload.js";
@@ -16,6 +17,7 @@ export function panels(now, before, open) {
     const both = [serve.workload && workload(now, served, open), memory(now, served, open)];
     made.push(...(served ? both.reverse() : both));
   }
+  if (serve?.disaggregated) made.push(pools(now, served, open), transfer(now, served, open));
   if (serve?.offload) made.push(offloaded(now, served, open));
   if (serve?.kv_host) made.push(waiting(now, served, open));
   if (serve?.cost) made.push(cost(now, served, open));

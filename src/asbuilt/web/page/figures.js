@@ -1,7 +1,7 @@
 // The panel of the figures that are asked for first, `now` and, where the model is changed, `before`.
 import { el } from "./dom.js";
 import { bytes, count, difference, digits, scaled, seconds, whole } from "./format.js";
-import { cell, derived, head, panel, say, slug } from "./parts.js";
+import { cell, derived, devices, head, panel, say, slug } from "./parts.js";
 
 // Name, where in the documents, how it is written, and what stands behind it.
 function figures({ describe: d, serve: s, train: t }) {
@@ -38,7 +38,7 @@ export function answer(now, before, open) {
   const names = old ? [["figure"], ["before", "n"], ["now", "n"], ["change", "n"]] : [["figure"], ["value", "n"]];
   const s = now.serve;
   const fits = s && s.fits !== null && el("p", {}, el("span", { class: s.fits ? "yes" : "no" }, s.fits ? "✓ It fits" : Object.values(s.targets).includes(false) ? "✗ A target is missed" : "✗ It does not fit"),
-    ` on ${whole(s.layout.gpus)} × ${s.machine}, in ${s.dtype}, cache in ${s.kv_dtype}`);
+    ` on ${whole(devices(s))} × ${s.machine}, in ${s.dtype}, cache in ${s.kv_dtype}`);
   const met = s && Object.entries(s.targets).map(([name, yes]) => el("p", {}, el("span", { class: yes ? "yes" : "no" }, yes ? "✓ met" : "✗ missed"), ` ${name}`));
   const told = [...(s?.warnings ?? []), ...(s?.refused ?? []).map((one) => `${one.path}: ${one.figure}: ${one.reason}`)].map((text) => el("p", { class: "problem" }, text));
   const start = s?.engine.command && el("details", {}, el("summary", {}, `The command that starts ${s.engine.title} with these values`),

@@ -73,6 +73,7 @@ function serves(c, { words, one, tick }) {
     words("Time per token", "latency_target", "20ms"), words("First token", "first_token_target", "0.5s"),
     one("Engine", "engine", Object.keys(c.engines)), words("Sequences at once", "max_num_seqs", "the engine's"), words("Prefill chunk", "chunk", "the engine's"),
     words("Price of a device-hour", "price", "$2.50/h"), tick("Rank layouts", "search"), tick("Suggest cards of any vendor", "any_vendor"),
+    folded("Pools for prefill and decode", words("GPUs that prefill", "prefill_gpus", "8,tp=4"), words("GPUs that decode", "decode_gpus", "16,tp=8"), one("A cache is sent", "kv_transfer", ["layerwise"], "after its prompt")),
     folded("Host memory", words("GPU layers (-ngl)", "n_gpu_layers", "all", { "data-field": "n_gpu_layers ngl" }), words("Host's experts, layers", "n_cpu_moe", "0"),
       words("Processor", "cpu", "epyc-9654", { list: "processors" }), words("Cache of waiting users", "kv_host", "64GiB")),
     folded("LoRA adapters", words("Adapters", "lora", "0"), words("Rank", "lora_rank", "16"), words("Linear maps", "lora_targets", "all in the blocks")),

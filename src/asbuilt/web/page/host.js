@@ -1,20 +1,6 @@
 // The panels of what host memory holds: layers and experts that its processor computes, and caches that wait.
-import { el } from "./dom.js";
-import { bytes, difference, scaled, seconds, whole } from "./format.js";
-import { cell, derived, head, panel, say, slug } from "./parts.js";
-
-// Rows of name, value, how it is written, and what stands behind it; `was` are the same rows before.
-function table(rows, was, key) {
-  const names = was ? [[""], ["before", "n"], ["now", "n"], ["change", "n"]] : [[""], ["value", "n"]];
-  const written = rows.flatMap(([name, value, text, ...behind], i) => {
-    const old = was?.[i]?.[1];
-    const cells = was ? [cell(old === undefined ? "–" : text(old)), cell(text(value)), cell(difference(old, value))] : [cell(text(value))];
-    return derived(name, cells, say(...behind), { columns: was ? 4 : 2, key: `${key}-${slug(name)}`, moved: was && old !== value });
-  });
-  return el("div", { class: "scroll" }, el("table", {}, head(...names), el("tbody", {}, written)));
-}
-
-const range = ({ low, high }, of) => `from ${seconds(of(high))} to ${seconds(of(low))} with high and low efficiencies`;
+import { bytes, scaled, seconds, whole } from "./format.js";
+import { compared, panel, range } from "./parts.js";
 
 function kept({ offload: o, context, decode }) {
   const what = [o.blocks_in_host && `${whole(o.blocks_in_host)} blocks`, o.blocks_with_experts_in_host && `the routed experts of ${whole(o.blocks_with_experts_in_host)} more`];
@@ -33,7 +19,7 @@ function kept({ offload: o, context, decode }) {
 export function offloaded(now, before, open) {
   const was = before?.serve?.offload && kept(before.serve);
   return panel("Layers in host memory", "serve", open, { note: `One computes after the other: ${now.serve.offload.processor.name} what is in its memory, the device the rest.` },
-    table(kept(now.serve), was, "host"));
+    compared(kept(now.serve), was, "host"));
 }
 
 function waits({ kv_host: k, context }) {
@@ -47,5 +33,5 @@ function waits({ kv_host: k, context }) {
 
 export function waiting(now, before, open) {
   return panel("Cache in host memory", "serve", open, { note: "Of sequences that wait, for one copy of the model." },
-    table(waits(now.serve), before?.serve?.kv_host && waits(before.serve), "waiting"));
+    compared(waits(now.serve), before?.serve?.kv_host && waits(before.serve), "waiting"));
 }

@@ -3,6 +3,7 @@ import { show as dialog, surround } from "./chrome.js";
 import { $, el } from "./dom.js";
 import { panels } from "./draw.js";
 import { controls, fill, mark, showMachine, unfold } from "./form.js";
+import { devices } from "./parts.js";
 import { OF_TRAINING, command, empty, question, read, write } from "./state.js";
 
 const KINDS = ["describe", "serve", "train", "curves", "ranks"];
@@ -76,7 +77,7 @@ function draw(now, before) {
   $("panels").replaceChildren(...panels(now, before, open));
   for (const figure of opened.filter(Boolean)) document.querySelector(`[data-figure="${figure}"] .open`)?.click();
   const name = state.model || "config.json";
-  $("question").textContent = now.serve ? `${name} on ${now.serve.layout.gpus} × ${now.serve.machine}, ${now.serve.context.toLocaleString("en-US")} tokens per user` : name;
+  $("question").textContent = now.serve ? `${name} on ${devices(now.serve)} × ${now.serve.machine}, ${now.serve.context.toLocaleString("en-US")} tokens per user` : name;
   document.title = `${name} · asbuilt`;
 }
 
@@ -113,7 +114,8 @@ function lengths() {
 // The sizes of the model's config that can be changed; they differ by family.
 async function fields(mine) {
   try {
-    const { document } = await fetched("api/config", question(state, "config", false));
+    const asked = (changed) => fetched("api/config", question(state, "config", changed));
+    const { document } = await asked(true).catch(() => asked(false)); // a change that is refused shows the rest
     if (mine !== asking) return;
     const same = sizes.length === document.editable.length && sizes.every((one, i) => one.key === document.editable[i].key);
     sizes = document.editable;
@@ -124,10 +126,10 @@ async function fields(mine) {
     $("sizes").replaceChildren();
   }
   for (const one of sizes) {
-    const input = $(`set-${one.key}`), value = state.set[one.key] ?? String(one.value);
+    const input = $(`set-${one.key}`), value = state.set[one.key] ?? String(one.now), changed = one.key in state.set || one.now !== one.value;
     if (document.activeElement !== input) input.value = value;
-    input.closest("label").classList.toggle("changed", one.key in state.set);
-    input.closest("label").querySelector("small").textContent = one.key in state.set ? `was ${one.value.toLocaleString("en-US")}` : "";
+    input.closest("label").classList.toggle("changed", changed);
+    input.closest("label").querySelector("small").textContent = changed ? `was ${one.value.toLocaleString("en-US")}${one.key in state.set ? "" : ", follows"}` : "";
   }
   $("changes").hidden = sizes.length === 0;
 }

@@ -1,6 +1,6 @@
 // What panels are made of: tables whose names open derivations, and the frame around them.
 import { el, fresh } from "./dom.js";
-import { bytes, difference, plain } from "./format.js";
+import { bytes, difference, plain, seconds } from "./format.js";
 
 export const cell = (text, kind = "n") => el("td", { class: kind }, text);
 export const head = (...names) => el("thead", {}, el("tr", {}, names.map(([text, kind]) => (text ? el("th", { class: kind ?? "", scope: "col" }, text) : el("td", { class: kind ?? "" })))));
@@ -49,6 +49,22 @@ export function ladder(lines, { old, total, key }) {
     return derived(line.line, cells, behindLine(line), { columns, total: total && i === lines.length - 1, moved: old && was !== line.bytes, key: `${key}-${slug(line.line)}` });
   });
 }
+
+// A table of rows of name, value, how it is written, and what stands behind it; `was` are the same rows before.
+export function compared(rows, was, key, title = "") {
+  const names = was ? [[title], ["before", "n"], ["now", "n"], ["change", "n"]] : [[title], ["value", "n"]];
+  const written = rows.flatMap(([name, value, text, ...behind], i) => {
+    const old = was?.[i]?.[1];
+    const cells = was ? [cell(old === undefined || old === null ? "–" : text(old)), cell(text(value)), cell(difference(old, value))] : [cell(text(value))];
+    return derived(name, cells, say(...behind), { columns: was ? 4 : 2, key: `${key}-${slug(name)}`, moved: was && old !== value });
+  });
+  return el("div", { class: "scroll" }, el("table", {}, head(...names), el("tbody", {}, written)));
+}
+
+export const range = ({ low, high }, of = (one) => one, text = seconds) => `from ${text(of(high))} to ${text(of(low))} with high and low efficiencies`;
+
+// Devices of a serving plan, of both pools where prompts have their own.
+export const devices = ({ disaggregated, layout }) => (disaggregated ?? layout).gpus;
 
 // A button that the page hears; a file has nobody to listen, and hides it.
 export const use = (where, values, name) =>

@@ -6,7 +6,8 @@ import { head, ladder, panel } from "./parts.js";
 
 export function memory(now, before, open) {
   const rows = ladder(now.serve.ladder, { old: before?.serve?.ladder, total: true, key: "memory" });
-  return panel("Memory of one device", "serve", open, { note: "From the device's memory down to what is left for the cache. A name opens its formula, numbers and source." },
+  const pool = now.serve.disaggregated ? " Of the pool that decodes." : "";
+  return panel("Memory of one device", "serve", open, { note: `From the device's memory down to what is left for the cache. A name opens its formula, numbers and source.${pool}` },
     el("div", { class: "scroll" }, el("table", {}, head(["line"], ["bytes", "n"], ...(before ? [["change", "n"]] : []), [""]), el("tbody", {}, rows))));
 }
 

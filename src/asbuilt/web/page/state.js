@@ -1,6 +1,6 @@
 // What is asked, kept in the URL behind "#": reading it back restores the page.
 export const SERVING = ["gpu", "gpus", "tp", "pp", "ep", "redundant_experts", "node", "network", "host", "engine", "max_num_seqs", "chunk", "dtype", "kv_dtype", "context", "users", "latency_target", "first_token_target",
-  "n_gpu_layers", "n_cpu_moe", "cpu", "kv_host", "lora", "lora_rank", "lora_targets", "prompt", "utilisation", "reserve", "workspace", "overhead", "page", "block_size", "bandwidth_efficiency", "compute_efficiency",
+  "prefill_gpus", "decode_gpus", "kv_transfer", "n_gpu_layers", "n_cpu_moe", "cpu", "kv_host", "lora", "lora_rank", "lora_targets", "prompt", "utilisation", "reserve", "workspace", "overhead", "page", "block_size", "bandwidth_efficiency", "compute_efficiency",
   "targets", "memory", "embedding", "flops", "scores", "count", "windows", "kernel", "input_tokens", "output_tokens", "lengths", "rate", "arrivals", "prefix_share", "speculate", "acceptance", "draft_cost",
   "requests", "seed", "price", "any_vendor", "search"];
 export const TRAINING = ["gpus", "batch", "seq", "accumulate", "zero", "tp", "pp", "ep", "cp", "schedule", "dtype", "optimizer", "checkpointing", "tokens", "price", "lora", "targets", "qlora", "gradient_dtype", "offload",

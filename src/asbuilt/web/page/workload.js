@@ -2,7 +2,7 @@
 import { chart } from "./charts.js";
 import { el } from "./dom.js";
 import { bytes, difference, digits, money, seconds, share, whole } from "./format.js";
-import { cell, derived, head, panel, say, slug, use } from "./parts.js";
+import { cell, derived, devices, head, panel, say, slug, use } from "./parts.js";
 
 const LEVELS = [["middle", "expected"], ["high", "fast"], ["low", "slow"]];
 
@@ -40,6 +40,12 @@ const SERVED = [
   ["cache used, most", (s) => s.cache_most, share, "of the cache budget"],
   ["busy", (s) => s.busy, share, "of the time some step runs"],
   ["time on prompts", (s) => s.prefill_share, share, "of the busy time; the cost of prompts is this share of the hours"],
+  ["prefill, 95th", (s) => s.pools?.prefill.p95, seconds, "of the time to first token: waiting for devices that prefill, and the prompt itself"],
+  ["cache sent, 95th", (s) => s.pools?.transfer.p95, seconds, "of the time to first token: what is left to send when the prompt is computed, waiting for the links included"],
+  ["wait for room, 95th", (s) => s.pools?.admission.p95, seconds, "from a first token until its sequence is decoded"],
+  ["busy with prefill", (s) => s.pools?.prefill_busy, share, "of the time, of the pool that prefills"],
+  ["busy sending", (s) => s.pools?.sending, share, "of the time, of the links out of the pool that prefills"],
+  ["busy receiving", (s) => s.pools?.receiving, share, "of the time, of the links into the pool that decodes"],
   ["preemptions", (s) => s.preemptions, whole, "sequences that were dropped for want of cache and computed again, the newest first"],
 ];
 
@@ -59,7 +65,7 @@ export function workload(now, before, open) {
 
 export function cost(now, before, open) {
   const c = now.serve.cost, was = before && (before.serve.cost ?? {}), text = money(c.currency), price = now.serve.asked.price;
-  const each = `${text(price.amount)} an hour for each of ${whole(now.serve.layout.gpus)} devices`;
+  const each = `${text(price.amount)} an hour for each of ${whole(devices(now.serve))} devices`;
   const split = now.serve.workload ? "the hour is divided between prompts and answers by the time that they take; idle time is paid too" : "devices that do nothing else";
   const rows = [
     ["one hour of all devices", (one) => one.hour, text, each],
