@@ -332,7 +332,7 @@ class StageMemory:
             return 0
         tied = self.shares.copied.gradients
         tables, entering = TABLES_ALIVE * tied - (self.saved - self.encoded), self.shares.entering - self.saved
-        return max(self.head_peak, *((tables, entering) if self.section.stage.first else ()))
+        return max(self.head_peak, *((tables, entering) if self.section.stage.first else (0,)))
 
     @property
     def temporary(self) -> int:
