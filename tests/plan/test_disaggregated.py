@@ -167,7 +167,7 @@ def test_a_slow_network_carries_one_cache_at_a_time_on_either_side(prefill: int,
     busiest = found.pools.sending if prefill <= decode else found.pools.receiving
     assert busiest == pytest.approx(1, abs=0.03)
     assert found.pools.prefill_cache_most <= 1
-    assert found.sustained is False
+    assert found.sustained is not True  # of so many requests not every draw can tell
     assert not (found.pools.transfer_sustained and found.pools.prefill_sustained)
 
 
@@ -269,7 +269,7 @@ def test_a_cache_stays_where_it_was_computed_until_it_is_sent() -> None:
     assert found.requests_per_second == pytest.approx(1 / link, rel=0.02), SEED
     assert found.pools is not None
     assert 0.7 < found.pools.prefill_cache_most <= 1
-    assert found.pools.prefill_sustained is False
+    assert found.pools.prefill_sustained is not True
 
 
 def test_the_price_is_that_of_both_pools() -> None:

@@ -287,7 +287,7 @@ def test_documents_say_what_a_step_is_made_of() -> None:
     assert piped["decode"]["memory_seconds"] == close(2 * 440.448 * US)
     assert (piped["prefill"]["rows"], piped["prefill"]["times"]) == (100, 1)
     assert piped["prefill"]["link_seconds"] == close(128 * US)
-    assert piped["layout"] == {"gpus": 2, "tp": 1, "pp": 2, "ep": 1, "replicas": 1}
+    assert piped["layout"] == {"gpus": 2, "tp": 1, "pp": 2, "ep": 1, "redundant_experts": 0, "replicas": 1}
 
 
 def test_a_slow_first_stage_sets_the_pace() -> None:

@@ -617,59 +617,60 @@ def test_the_first_stages_have_one_block_more() -> None:
 
 # Outside the blocks are 256,128 bytes: the table's 128,000, and the norm's and the head's 128,128, whose gradients wait
 # from the loss on. A sparse block has 25,344 bytes and experts of 147,456, in all 172,800; with full checkpointing it
-# keeps its input, 8,192 bytes, and four of them with what is outside 51,968. The head's own backward pass has half a
-# tensor of logits, 128,000, beside the gradient; a block's end the gradient of the stream, 8,192.
+# keeps its input, 8,192 bytes, and four of them with what is outside, a mask of 2,048 for all layers with it, 54,016.
+# The head's own backward pass has half a tensor of logits, 128,000, beside the gradient; a block's end the gradient of
+# the stream, 8,192.
 FSDP: dict[str, tuple[dict[str, Any], list[tuple[str, int, int]]]] = {
     "two ranks": (
         {"gpus": 2},
         [
-            ("block", 2 * 256_128 + 2 * 172_800 - 51_968, 0),  # both buffers are there until the block is copied out
+            ("block", 2 * 256_128 + 2 * 172_800 - 54_016, 0),  # both buffers are there until the block is copied out
             ("block", 256_128 + 3 * 172_800 - 8_192, 0),  # as are those of the last two
             ("loss", 256_128, 0),
             ("gradient", 256_128, 0),
             ("block", 256_128 + 2 * 172_800, 128_128 + 172_800 - 8_192),  # copied out; the next; scattered of the last
             ("block", 256_128 + 172_800, 128_128 + 2 * 172_800 + 8_192 - 8_192),
-            ("gradient", 256_128, 256_128 + 172_800 - 51_968),
-            ("gradient", 0, 2 * 256_128 - 51_968),
+            ("gradient", 256_128, 256_128 + 172_800 - 54_016),
+            ("gradient", 0, 2 * 256_128 - 54_016),
         ],
     ),
     "experts of two ranks, one of them a rank's": (
         {"gpus": 2, "ep": 2},  # 73,728 bytes of experts, which no other rank has: copied, but not through a buffer
         [
-            ("block", 2 * 256_128 + 2 * 25_344 + 73_728 - 51_968, 0),
+            ("block", 2 * 256_128 + 2 * 25_344 + 73_728 - 54_016, 0),
             ("block", 256_128 + 3 * 25_344 + 73_728 - 8_192, 0),
             ("loss", 256_128, 0),
             ("gradient", 256_128, 0),
             ("block", 256_128 + 2 * 25_344 + 73_728, 128_128 + 25_344 + 73_728 - 8_192),
             ("block", 256_128 + 25_344, 128_128 + 2 * 25_344 + 73_728),
-            ("gradient", 256_128, 256_128 + 99_072 - 51_968),
-            ("gradient", 0, 2 * 256_128 - 51_968),
+            ("gradient", 256_128, 256_128 + 99_072 - 54_016),
+            ("gradient", 0, 2 * 256_128 - 54_016),
         ],
     ),
     "copies": (  # whose gradients are those of the state
         {"gpus": 2, "hsdp": 1},
         [
-            ("block", 256_128 + 172_800 - 51_968, 0),
+            ("block", 256_128 + 172_800 - 54_016, 0),
             ("block", 256_128 + 172_800 - 8_192, 0),
             ("loss", 256_128, 0),
             ("gradient", 256_128, 0),
             ("block", 256_128 + 172_800, 172_800 - 8_192),
             ("block", 256_128, 172_800),
-            ("gradient", 256_128, 172_800 - 51_968),
-            ("gradient", 0, 256_128 - 51_968),
+            ("gradient", 256_128, 172_800 - 54_016),
+            ("gradient", 0, 256_128 - 54_016),
         ],
     ),
     "two ranks, gradients in float32": (
         {"gpus": 2, "gradient_dtype": "fp32"},
         [
-            ("block", 2 * 256_128 + 2 * 172_800 - 51_968, 0),
+            ("block", 2 * 256_128 + 2 * 172_800 - 54_016, 0),
             ("block", 256_128 + 3 * 172_800 - 8_192, 0),
             ("loss", 256_128, 0),
             ("gradient", 256_128, 0),
             ("block", 256_128 + 2 * 172_800, 128_128 + 345_600 - 8_192),
             ("block", 256_128 + 172_800, 128_128 + 172_800 + 345_600),
-            ("gradient", 256_128, 256_128 + 345_600 - 51_968),
-            ("gradient", 0, 256_128 + 512_256 - 51_968),
+            ("gradient", 256_128, 256_128 + 345_600 - 54_016),
+            ("gradient", 0, 256_128 + 512_256 - 54_016),
         ],
     ),
 }
@@ -680,7 +681,7 @@ def test_what_fsdp_holds_at_each_moment(name: str) -> None:
     options, expected = FSDP[name]
     given = Options(**{**BASE, "zero": 3, "checkpointing": "full", **options})
     stage = plan(Subject(SPARSE), MACHINE, given).trial.fullest
-    assert stage.activations + stage.outside == 51_968
+    assert stage.activations + stage.outside == 54_016
     assert [(one.kind, one.gathered, one.scattered) for one in moments(stage)] == expected
     assert stage.moment == max(moments(stage), key=lambda one: one.gathered + one.scattered + one.working)
 
