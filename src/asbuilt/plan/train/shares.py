@@ -564,12 +564,14 @@ def _read_once(root: Node) -> bool:
 
 def _copied(root: Node, fold: _Fold) -> State:
     """Weights of other pieces that the head multiplies, by their absolute paths: a tied embedding."""
-    head = next((child.own for child in root.children if child.name == "head"), None)
-    products = () if head is None else head.multiplies(fold.at.local)
+    heads = [node for child in root.children if child.name == "head" for node in child.below()]
+    products = [product for node in heads for product in node.own.multiplies(fold.at.local)]
     wanted = {p.weight[1:] for p in products if p.weight is not None and p.weight.startswith("/")}
+    if not wanted:
+        return State()
     found: dict[str, tuple[Weight, Kind]] = {
-        f"{child.path}.{name}": (weight, child.own.kind)
-        for child in root.children
-        for name, weight in child.own.holds().items()
+        f"{node.path}.{name}": (weight, node.own.kind)
+        for node in root.below()
+        for name, weight in node.own.holds().items()
     }
     return sum((fold.state(path, *found[path]) for path in sorted(wanted)), State())
