@@ -114,7 +114,7 @@ def test_few_requests_of_a_plan_are_too_few_and_more_tell(*, load: float, kept: 
     assert found.sustained is None
     assert (plan.fits, plan.targets) == (False, {"the workload's rate": False})
     assert piled_up(plan) == (
-        f"19 requests are too few to tell whether their rate is kept up: --requests {found.enough} would do"
+        f"19 requests are too few to tell whether the rate is kept up: --requests {found.enough} would do"
     )
     for _ in range(6):
         if found.sustained is not None:

@@ -247,3 +247,27 @@ def test_open_groups_are_legible_and_fit_a_telephone(page: Page, url: str, dark:
             assert axe.serious(page) == []
     finally:
         page.size(1280)
+
+
+def test_pools_whose_answers_are_of_one_token_decode_nothing(page: Page, url: str) -> None:
+    page.open(
+        f"{url}#model=llama-3-8b&gpu=h100-sxm&prefill_gpus=1&decode_gpus=1&input_tokens=900&output_tokens=1&rate=5/s"
+    )
+    balance = behind(page, "Pools")["disaggregated"]["balance"]["middle"]
+    assert balance["decode_requests_per_second"] is balance["prefill_gpus_per_decode_gpu"] is None
+    said = page.run("document.querySelector('[data-figure=pool-decode-requests-s-at-most]').innerText")
+    assert "any number" in said
+
+
+def test_a_layout_that_is_used_has_its_replicas_of_experts(page: Page, url: str) -> None:
+    page.open(f"{url}#model=gpt-oss-20b&gpu=l40s&gpus=4&tp=1&ep=4&redundant_experts={4 * random.randint(1, 4)}")
+    page.check("#serving-search")
+    found = behind(page, "Layouts for serving, ranked")["layouts"]
+    assert any(one["redundant_experts"] for one in found)
+    at, one = next((at, one) for at, one in enumerate(found) if one["ep"] == 1)  # which has none
+    before = page.run("Number(document.body.dataset.drawn)")
+    page.run(f"document.querySelectorAll('td.use button')[{at}].click()")
+    page.drawn(before)
+    layout = behind(page, "Memory of one device")["layout"]
+    names = ("gpus", "ep", "redundant_experts")
+    assert {name: layout[name] for name in names} == {name: one[name] for name in names}

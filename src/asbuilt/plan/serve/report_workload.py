@@ -88,7 +88,8 @@ def piled_up(plan: ServePlan) -> str:
     if found is None:
         return "the longest request does not fit"
     if found.sustained is None:
-        many = f"{found.simulated:,} requests are too few to tell whether their rate is kept up"
+        are = "request is" if found.simulated == 1 else "requests are"
+        many = f"{found.simulated:,} {are} too few to tell whether the rate is kept up"
         return f"{many}: --requests {found.enough} would do"
     return "requests arrive faster than they are served"
 
@@ -196,6 +197,7 @@ def layouts(plan: ServePlan) -> list[dict[str, Any]]:
             "tp": one.layout.tp,
             "pp": one.layout.pp,
             "ep": one.layout.ep,
+            "redundant_experts": one.layout.redundant,
             "tokens_per_second": one.tokens_per_second,
             "hour": None if price is None else price.amount * one.layout.gpus,
         }

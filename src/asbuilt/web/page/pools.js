@@ -4,7 +4,7 @@ import { bytes, digits, scaled, seconds, whole } from "./format.js";
 import { compared, ladder, panel, range, head } from "./parts.js";
 
 const NAMES = [["prefill", "computes prompts"], ["decode", "writes answers"]];
-const rate = (n) => digits(n, 4);
+const rate = (n) => (n === null ? "any number" : digits(n, 4)); // of answers of one token nothing is decoded
 
 // Rows of one pool, of a plan that may have no such pool.
 function held({ disaggregated: d, context }, name) {
@@ -21,12 +21,13 @@ function held({ disaggregated: d, context }, name) {
 }
 
 export function pools(now, before, open) {
-  const { disaggregated: d, targets } = now.serve, was = before?.serve?.disaggregated ? before.serve : null;
+  const { disaggregated: d } = now.serve, was = before?.serve?.disaggregated ? before.serve : null;
   const half = ([name, does]) => el("div", {}, compared(held(now.serve, name), was && held(was, name), `pool-${name}`, `${name}: ${does}`),
     el("div", { class: "scroll" }, el("table", {}, head([`memory of a device that ${does}`], ["bytes", "n"], ...(was ? [["change", "n"]] : []), [""]),
       el("tbody", {}, ladder(d[name].ladder, { old: was?.disaggregated[name].ladder, total: true, key: `pool-${name}-memory` })))));
   const ratio = (one) => one.prefill_gpus_per_decode_gpu, b = d.balance;
-  const told = b ? ` Expected: ${b.middle.bound} limits the rate; with ${digits(ratio(b.middle))} devices that prefill for each that decodes both would serve equally many requests.` : "";
+  const equal = b && ratio(b.middle) !== null ? `; with ${digits(ratio(b.middle))} devices that prefill for each that decodes both would serve equally many requests` : "";
+  const told = b ? ` Expected: ${b.middle.bound} limits the rate${equal}.` : "";
   return panel("Pools", "serve", open, { wide: true, note: `${whole(d.gpus)} devices. Users, layout and speeds of other panels are those of the pool that decodes.${told}` },
     el("div", { class: "halves" }, NAMES.map(half)));
 }

@@ -63,5 +63,5 @@ export function ranked(now, open) {
   });
   return panel(title, "ranked", open, { wide: true, note: `The fastest of ${whole(fitting)} that fit, of ${whole(tried)} tried; the tokens of a step stay the same.` },
     el("div", { class: "scroll tall", tabindex: 0, role: "group", "aria-label": "layouts for training" }, el("table", { class: "tree" },
-      head(["", "use"], ["layout"], ["replicas", "n"], ["per device", "n"], ["step", "n"], ["tokens/s", "n"]), el("tbody", {}, rows))));
+      head(["", "use"], ["layout"], ["replicas", "n"], ["per device", "n"], ["step", "n"], [`${now.train.unit}/s`, "n"]), el("tbody", {}, rows))));
 }

@@ -98,7 +98,7 @@ export function formats(now, open) {
 
 export function layouts(now, open) {
   const found = now.serve.layouts, text = money(now.serve.asked.price?.currency ?? ""), priced = now.serve.asked.price;
-  const rows = found.map((one) => el("tr", { "data-layout": one.options }, use("serving", { gpus: one.gpus, tp: one.tp, pp: one.pp, ep: one.ep > 1 ? one.ep : "" }, one.options), el("th", { scope: "row" }, el("code", {}, one.options)), cell(whole(one.gpus)), cell(whole(one.copies)), priced ? cell(text(one.hour)) : null,
+  const rows = found.map((one) => el("tr", { "data-layout": one.options }, use("serving", { gpus: one.gpus, tp: one.tp, pp: one.pp, ep: one.ep > 1 ? one.ep : "", redundant_experts: one.redundant_experts || "" }, one.options), el("th", { scope: "row" }, el("code", {}, one.options)), cell(whole(one.gpus)), cell(whole(one.copies)), priced ? cell(text(one.hour)) : null,
     cell(digits(one.tokens_per_second, 4))));
   const note = `${whole(found.length)} of ${now.serve.machine} that serve what is asked within the targets, the cheapest first; expected tokens/s of the batch.`;
   if (!rows.length) return panel("Layouts for serving, ranked", "layouts", open, { wide: true }, el("p", { class: "no" }, "✗ None that was tried serves what is asked within the targets"));
