@@ -102,7 +102,7 @@ def test_switches_reach_the_plan(run: Run) -> None:
 def test_degrees_reach_the_plan(run: Run) -> None:
     words = ("--gpus", 16, "--tp", 4, "--pp", 2, "--context", 4096, "--batch", 8, "--dtype", "fp8", "--kv-dtype", "fp8")
     document = json.loads(run("plan", "serve", "llama-3-70b", "--gpu", "h100-sxm", *words, "--json").stdout)
-    assert document["layout"] == {"gpus": 16, "tp": 4, "pp": 2, "ep": 1, "replicas": 2}
+    assert document["layout"] == {"gpus": 16, "tp": 4, "pp": 2, "ep": 1, "redundant_experts": 0, "replicas": 2}
     assert (document["dtype"], document["kv_dtype"], document["context"]) == ("fp8", "fp8", 4096)
     assert document["decode"]["batch"] == 8
 

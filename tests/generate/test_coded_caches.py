@@ -21,6 +21,7 @@ import asbuilt.kernels.coded_attention as kernel
 import asbuilt.nn.attention
 import asbuilt.nn.cross
 import asbuilt.nn.latent
+import asbuilt.nn.masks
 from asbuilt import cost
 from asbuilt.cost.folded import Folded, tree
 from asbuilt.errors import InputError
@@ -152,8 +153,8 @@ def test_attention_is_to_the_keys_and_values_as_quantised_by_hand(model: Model, 
     def rounded(x: Tensor) -> Tensor:
         return torch.from_numpy(by_hand(x.numpy(), kv))
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any, *, scale: float, kernel: str, **options: Any) -> Tensor:  # noqa: ANN401
-        return reference(q, rounded(k), rounded(v), mask, scale, **options)
+    def attend(_: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, *, kernel: str, **options: Any) -> Tensor:  # noqa: ANN401
+        return reference(q, rounded(k), rounded(v), mask, **options)
 
     project = asbuilt.nn.latent.LatentAttention.project
 
@@ -164,7 +165,7 @@ def test_attention_is_to_the_keys_and_values_as_quantised_by_hand(model: Model, 
 
     got = read(model, tokens, [max(1, count - 2)] + [1] * min(2, count - 1), kv)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(asbuilt.nn.attention, "attend", attend)
+        patch.setattr(asbuilt.nn.attention, "attend_in_runs", attend)
         patch.setattr(asbuilt.nn.latent.LatentAttention, "project", projected)
         want = model(tokens)
     same(got, want, 1e-8)
@@ -274,14 +275,14 @@ def test_what_is_handed_to_attention() -> None:
     """Codes after a first pass, numbers in it; a user's own layer, which knows no codes, always gets numbers."""
     model = randomised(stack(window=None), 2)
     seen: list[type] = []
-    attend = asbuilt.nn.attention.attend
+    attend = asbuilt.nn.masks.attend
 
     def watched(q: Tensor, k: Any, *rest: Any, **options: Any) -> Tensor:  # noqa: ANN401
         seen.append(type(k))
         return attend(q, k, *rest, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(asbuilt.nn.attention, "attend", watched)
+        patch.setattr(asbuilt.nn.masks, "attend", watched)
         read(model, random_tokens(7, 1, 5, seed=0), [3, 1, 1], "int8:head")
     layers = len(seen) // 3
     assert seen == [Tensor] * layers + [Coded] * 2 * layers

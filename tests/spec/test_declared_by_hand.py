@@ -268,16 +268,18 @@ def test_what_fused_attention_keeps() -> None:
     sums = {"logsumexp": (126, "wide")}
     assert kept(ATTENTION) == kept(replace(ATTENTION, window=7)) == ROWS | sums
     for near in ({"window": 6}, {"chunk": 6}):  # the library widens a mask to the numbers' own width
-        assert kept(replace(ATTENTION, **near)) == ROWS | sums | {"mask": 49}
+        (mask,) = shared(replace(ATTENTION, **near))  # one for all layers
+        assert kept(replace(ATTENTION, **near)) == ROWS | sums | {mask: 49}
         assert kept(replace(ATTENTION, **near), replace(RUN, kernel="engine")) == ROWS | sums
-    assert kept(ATTENTION, replace(RUN, images=1, mutual=3)) == ROWS | sums | {"mask": 3 * 49}
+    assert kept(ATTENTION, replace(RUN, images=1, mutual=3)) == ROWS | sums | {"mask True None None None None": 3 * 49}
     for both_ways in ({"causal": False}, {"causal": False, "window": 7}):
         assert kept(replace(ATTENTION, **both_ways), replace(RUN, mutual=3)) == ROWS | sums
     sloped = replace(ATTENTION, positions=Alibi(n_heads=6))
     (name,) = shared(sloped)
     assert kept(sloped) == ROWS | sums | {name: 6 * 49}
     assert shared(replace(sloped, window=5)) == {f"{sloped.positions} True 5 None None None"} != {name}
-    assert shared(replace(ATTENTION, window=6)) == set()
+    assert shared(replace(ATTENTION, window=6)) == {"mask True 6 None None None"}
+    assert shared(ATTENTION) == set()
 
 
 def test_what_reference_attention_keeps() -> None:

@@ -562,14 +562,15 @@ def _read_once(root: Node) -> bool:
 
 def _copied(root: Node, fold: _Fold) -> State:
     """Weights of other pieces that the head multiplies, by their absolute paths: a tied embedding."""
-    heads = [node for child in root.children if child.name == "head" for node in child.below()]
-    products = [product for node in heads for product in node.own.multiplies(fold.at.local)]
+    head = getattr(root.own, "head", None)
+    heads = () if head is None else walk(head)
+    products = [product for _, part in heads for product in part.multiplies(fold.at.local)]
     wanted = {p.weight[1:] for p in products if p.weight is not None and p.weight.startswith("/")}
     if not wanted:
         return State()
     found: dict[str, tuple[Weight, Kind]] = {
-        f"{node.path}.{name}": (weight, node.own.kind)
-        for node in root.below()
-        for name, weight in node.own.holds().items()
+        f"{path}.{name}": (weight, part.kind)
+        for path, part in walk(root.own)
+        for name, weight in part.holds().items()
     }
     return sum((fold.state(path, *found[path]) for path in sorted(wanted)), State())
