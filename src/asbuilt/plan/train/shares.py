@@ -44,7 +44,7 @@ from asbuilt.spec import (
     PatchEmbedding,
     TiedHead,
 )
-from asbuilt.spec.part import Kind, Weight
+from asbuilt.spec.part import Kind, Weight, walk
 
 # The paths of stacks within a model whose blocks are trained: an encoder, and the tower of pairs.
 TOWER = "vision.tower."
