@@ -59,8 +59,8 @@ class Piece:
     """One device's share of a piece, ZeRO apart, and of one micro-batch.
 
     `kept` is by checkpointing: what stays until the backward pass; `shared` tensors are one for the whole stage, as are
-    those that are `lent` to other blocks and stay only where blocks are repeated. `temporary` is a block's working
-    memory, in one that is `repeating` with the gradient of its result; a bound, unless its parts declare it (room.py).
+    those that are `lent` to other blocks and stay only where blocks are repeated. `working`, by checkpointing, is a
+    block's working memory: a bound, unless its parts declare it (room.py).
     `reduced` numbers of the stream are
     summed over tensor-parallel ranks in a forward pass, and as many backward, `again` with full checkpointing;
     outside the blocks once for both. `measured` are those of the loss of a divided vocabulary, `summed` bytes of
@@ -77,8 +77,7 @@ class Piece:
     apart: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CHECKPOINTING, 0))
     shared: dict[str, int] = field(default_factory=dict)
     lent: dict[str, int] = field(default_factory=dict)
-    temporary: int = 0
-    repeating: int = 0
+    working: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CHECKPOINTING, 0))
     bounded: bool = True
     work: Work = field(default_factory=Work)
     products: tuple[Timed, ...] = ()
@@ -94,8 +93,7 @@ class Piece:
 
     def room(self, way: Checkpointing) -> int:
         """Bytes that a block needs beside all that is saved: what it recomputes, and its working memory."""
-        working = self.temporary if way == "none" else self.repeating
-        return self.kept["none"] - self.kept[way] + working - self.apart[way]
+        return self.kept["none"] - self.kept[way] + self.working[way] - self.apart[way]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -355,14 +353,14 @@ class _Fold:
         kept |= {"megatron-selective": own, "torchtitan-op": min(own, results)}
         outer = dict.fromkeys(CHECKPOINTING, own) | {"full": own - self._saved_again(node)}
         sums, summed_again, measured = self._sums(node)
-        first, again = (room(node.own, run, again=repeated) for repeated in (False, True))
+        declared = {way: room(node.own, run, way) for way in CHECKPOINTING}
+        bound = memory(node.own).peak_bytes(run)
         return Piece(
             kept=kept if inside else outer,
             shared=shared,
             lent=self._lent(node),
-            temporary=memory(node.own).peak_bytes(run) if first is None else first,
-            repeating=memory(node.own).peak_bytes(run) if again is None else again,
-            bounded=first is None,
+            working={way: bound if found is None else found for way, found in declared.items()},
+            bounded=None in declared.values(),
             work=self._work(node),
             products=tuple(timed(node, self.at, self.adapters)),
             scored=scored(node, self.at),
