@@ -126,6 +126,55 @@ def test_the_peak_of_pairs(spec: Model, batch: int, seq: int, where: str) -> Non
     assert {row.unit for row in made.rows if row.timed} == {"pairs/s"}
 
 
+QWEN3 = {
+    "model_type": "qwen3",
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 96,
+}
+
+
+def few_characters(name: str, **changes: Any) -> Model:  # noqa: ANN401  any size
+    """A model of few characters, whose blocks need more than the loss."""
+    n_vocab = random.randint(16, 64)
+    if name in ("gpt2", "llama"):
+        build = gpt2.build if name == "gpt2" else decoder
+        return build(**{**SIZES, "n_vocab": n_vocab, **changes})
+    config = {"mixtral": MIXTRAL, "qwen3": QWEN3}[name]
+    return read_config({**config, "vocab_size": n_vocab, **changes}, name).spec
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "batch", "seq"),
+    [
+        ("gpt2", {}, 2, 96),
+        ("llama", {"n_kv_heads": 2}, 2, 96),
+        ("llama", {"n_kv_heads": 4}, 1, 8),  # gradients of matrices
+        ("llama", {"n_kv_heads": 2, "d_head": 48, "d_ff": 64}, 2, 96),  # heads are wider than all else
+        ("qwen3", {"head_dim": 64}, 2, 96),
+        ("qwen3", {"head_dim": 16, "intermediate_size": 192}, 3, 64),
+        ("mixtral", {}, 4, 96),
+        ("mixtral", {"num_local_experts": 8}, 1, 16),
+        ("mixtral", {"intermediate_size": 256}, 4, 64),
+    ],
+)
+def test_the_peak_where_a_block_is_largest(name: str, changes: dict[str, Any], batch: int, seq: int) -> None:
+    """It is in a feed-forward, in RoPE or attention, or at gradients of matrices: within a hundredth."""
+    spec = few_characters(name, **changes)
+    made, machine = training.Measured(spec, batch, seq), training.from_calibration(training.asdict(Speeds()))  # type: ignore[call-overload]
+    for kind in KINDS:
+        plan = training._planned(spec, machine, batch, seq, kind)
+        stage = plan.trial.fullest
+        assert stage.moment.kind == "block"
+        assert not stage.largest.bounded
+        training.recompute_blocks(made.model, kind)
+        made.step()
+        assert plan.per_device_bytes == pytest.approx(made.peak_bytes(), rel=0.01), kind
+
+
 def test_the_weights_do_not_move_and_the_flops_are_three_forward_passes() -> None:
     spec = decoder(**SIZES)
     made = training.Measured(spec, 2, 16)

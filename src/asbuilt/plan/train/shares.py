@@ -115,6 +115,7 @@ class Shares:
     rows: int
     entering: int = 0  # bytes when all that is saved is gone: a new gradient of the table, the stream's, and pixels
     encoding: tuple[int, ...] = ()
+    norm: int = 0  # bytes that the norm before the head needs backward, beside its gradient
 
 
 def shares(
@@ -161,7 +162,14 @@ def shares(
         rows=local.batch if spec.gives == "similarities" else local.rows,
         entering=pixels + split(stream, at.by_tokens) + _table(root, fold),
         encoding=tuple(encoding),
+        norm=split(_norm(root, local), at.by_tokens),
     )
+
+
+def _norm(root: Node, run: Pass) -> int:
+    """Bytes that the norm before the head needs backward, as far as its kind is known."""
+    found = (memory(child.own).room(run) for child in root.children if child.name == "norm")
+    return max((one.backward for one in found if one is not None), default=0)
 
 
 def _table(root: Node, fold: _Fold) -> int:

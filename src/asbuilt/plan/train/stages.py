@@ -301,6 +301,11 @@ class StageMemory:
         """A new gradient of the head's matrix, or of the table that it shares."""
         return max(self.shares.copied.gradients, self.shares.after.dense.gradients)
 
+    @property
+    def norm_peak(self) -> int:
+        """What the norm before the head needs in its backward pass, its gradient being where the head's input was."""
+        return self.shares.norm if self.section.stage.last else 0
+
     @cached_property
     def recompute_peak(self) -> int:
         """Tensors that one block recomputes, and its working memory, where what runs later has let go of its own."""
@@ -332,7 +337,7 @@ class StageMemory:
             return 0
         tied = self.shares.copied.gradients
         tables, entering = TABLES_ALIVE * tied - (self.saved - self.encoded), self.shares.entering - self.saved
-        return max(self.head_peak, *((tables, entering) if self.section.stage.first else (0,)))
+        return max(self.head_peak, self.norm_peak, *((tables, entering) if self.section.stage.first else (0,)))
 
     @property
     def temporary(self) -> int:
