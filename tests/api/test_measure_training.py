@@ -141,9 +141,9 @@ def few_characters(name: str, **changes: Any) -> Model:  # noqa: ANN401  any siz
     """A model of few characters, whose blocks need more than the loss."""
     n_vocab = random.randint(16, 64)
     if name in ("gpt2", "llama"):
-        build = gpt2.build if name == "gpt2" else decoder
-        return build(**{**SIZES, "n_vocab": n_vocab, **changes})
-    config = {"mixtral": MIXTRAL, "qwen3": QWEN3}[name]
+        sizes: dict[str, Any] = {**SIZES, "n_vocab": n_vocab, **changes}
+        return gpt2.build(**sizes) if name == "gpt2" else decoder(**sizes)
+    config = {"mixtral": MIXTRAL, "qwen3": QWEN3, "t5": T5}[name]
     return read_config({**config, "vocab_size": n_vocab, **changes}, name).spec
 
 
@@ -159,6 +159,9 @@ def few_characters(name: str, **changes: Any) -> Model:  # noqa: ANN401  any siz
         ("mixtral", {}, 4, 96),
         ("mixtral", {"num_local_experts": 8}, 1, 16),
         ("mixtral", {"intermediate_size": 256}, 4, 64),
+        ("t5", {}, 2, 96),
+        ("t5", {"num_layers": 4}, 3, 64),
+        ("t5", {"d_ff": 512, "feed_forward_proj": "gated-gelu"}, 2, 32),
     ],
 )
 def test_the_peak_where_a_block_is_largest(name: str, changes: dict[str, Any], batch: int, seq: int) -> None:

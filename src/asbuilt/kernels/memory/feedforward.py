@@ -67,7 +67,8 @@ class MLPMemory(MappedMemory[MLP]):
             return None
         wide = run.rows * part.d_ff * run.width
         matrix = part.d_ff * part.d_model * run.width
-        return Room(forward * wide, wide + max(matrix, wide if part.activation == "relu" else 0))
+        backward = wide + max(matrix, wide if part.activation == "relu" else 0)
+        return Room(forward * wide, backward, forward * wide)
 
 
 @memory_of(GatedMLP)
@@ -120,4 +121,4 @@ class GatedMLPMemory(MappedMemory[GatedMLP]):
             return None
         wide = run.rows * part.d_ff * run.width
         matrix = part.d_ff * part.d_model * run.width
-        return Room(forward * wide, wide + max(matrix, wide))
+        return Room(forward * wide, wide + max(matrix, wide), forward * wide)

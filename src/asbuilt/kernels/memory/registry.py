@@ -81,6 +81,10 @@ class Memory(Generic[P]):
         made = [tensor for tensor in self.saves(run) if tensor.shared] if lent else []
         return {one.name: one.nbytes(run.width) for one in lent} | {one.name: -one.nbytes(run.width) for one in made}
 
+    def awaits(self, run: Pass) -> int:
+        """Returns the bytes of gradients that add up over the blocks of a stack: of what all of them read."""
+        return 0
+
     def recomputes(self) -> tuple[str, ...]:
         """Returns which saved tensors selective checkpointing drops: own names, or `path:name` of parts below.
 
@@ -105,7 +109,7 @@ class Memory(Generic[P]):
         return 0
 
     def room(self, run: Pass) -> Room | None:
-        """Returns what the body of a residual branch, or a norm, needs in training; None where only `peak_bytes` is known."""
+        """Returns what a norm, or the body of a branch, needs in training; None where only `peak_bytes` is known."""
         return None
 
     def resident(self, tokens: int, width: int) -> int:

@@ -60,7 +60,8 @@ class Piece:
 
     `kept` is by checkpointing: what stays until the backward pass; `shared` tensors are one for the whole stage, as are
     those that are `lent` to other blocks and stay only where blocks are repeated. `working`, by checkpointing, is a
-    block's working memory: a bound, unless its parts declare it (room.py).
+    block's working memory: a bound, unless its parts declare it (room.py). `awaited` are gradients that add up over the
+    blocks of a stack, `made_again` the bytes of what its first block lends, which it makes twice where it is repeated.
     `reduced` numbers of the stream are
     summed over tensor-parallel ranks in a forward pass, and as many backward, `again` with full checkpointing;
     outside the blocks once for both. `measured` are those of the loss of a divided vocabulary, `summed` bytes of
@@ -79,6 +80,8 @@ class Piece:
     lent: dict[str, int] = field(default_factory=dict)
     working: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CHECKPOINTING, 0))
     bounded: bool = True
+    awaited: int = 0
+    made_again: int = 0
     work: Work = field(default_factory=Work)
     products: tuple[Timed, ...] = ()
     scored: int = 0
@@ -362,13 +365,15 @@ class _Fold:
         outer = dict.fromkeys(CHECKPOINTING, own) | {"full": own - self._saved_again(node)}
         sums, summed_again, measured = self._sums(node)
         declared = {way: room(node.own, run, way) for way in CHECKPOINTING}
-        bound = memory(node.own).peak_bytes(run)
+        bound, ran = memory(node.own).peak_bytes(run), list(node.runs(run)) if inside else []
         return Piece(
             kept=kept if inside else outer,
             shared=shared,
             lent=self._lent(node),
             working={way: bound if found is None else found for way, found in declared.items()},
             bounded=None in declared.values(),
+            awaited=sum(memory(below.own).awaits(seen) for below, seen in ran),
+            made_again=sum(one.nbytes(run.width) for below, seen in ran for one in memory(below.own).lends(seen)),
             work=self._work(node),
             products=tuple(timed(node, self.at, self.adapters)),
             scored=scored(node, self.at),

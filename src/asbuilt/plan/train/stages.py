@@ -309,14 +309,27 @@ class StageMemory:
     @cached_property
     def recompute_peak(self) -> int:
         """Tensors that one block recomputes, and its working memory, where what runs later has let go of its own."""
-        largest, way = self.largest, self.job.checkpointing
-        above = 0 if largest.bounded or not self.section.stage.last else self.shares.after.kept[way]
-        return max(0, largest.room(way) - above)
+        return max(0, *(self._room(kind, count) for kind, count in self.section.stage.blocks))
 
     @property
     def largest(self) -> Piece:
         """The block that needs the most working memory."""
-        return max((kind for kind, _ in self.section.kinds), key=lambda kind: kind.room(self.job.checkpointing))
+        return self.shares.kinds[max(self.section.stage.blocks, key=lambda one: self._room(*one))[0]]
+
+    def _room(self, number: int, count: int) -> int:
+        """Returns the bytes that the last or the first block of a kind needs beside all that is saved.
+
+        In the backward pass of the first all others' saved tensors are gone, but not gradients that add up over them.
+        """
+        kind, way = self.shares.kinds[number], self.job.checkpointing
+        last = kind.room(way)
+        if kind.bounded:
+            return last
+        made = kind.made_again if way != "none" else 0
+        first = last + made + (kind.awaited if count > 1 else 0) - (count - 1) * kind.kept[way]
+        decoded = self.activations - self.encoded if number in self.shares.encoding else 0
+        above = self.shares.after.kept[way] if self.section.stage.last else 0
+        return max(last, first) - above - (0 if self.job.offloads_activations else decoded)
 
     @cached_property
     def head_peak(self) -> int:
