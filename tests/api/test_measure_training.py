@@ -156,7 +156,10 @@ def few_characters(name: str, **changes: Any) -> Model:  # noqa: ANN401  any siz
         ("llama", {"n_kv_heads": 2, "d_head": 48, "d_ff": 64}, 2, 96),  # heads are wider than all else
         ("qwen3", {"head_dim": 64}, 2, 96),
         ("qwen3", {"head_dim": 16, "intermediate_size": 192}, 3, 64),
+        ("qwen3", {"head_dim": 64, "intermediate_size": 128}, 2, 96),
+        ("mixtral", {}, 2, 96),
         ("mixtral", {}, 4, 96),
+        ("mixtral", {"intermediate_size": 48}, 4, 96),
         ("mixtral", {"num_local_experts": 8}, 1, 16),
         ("mixtral", {"intermediate_size": 256}, 4, 64),
         ("t5", {}, 2, 96),
@@ -176,6 +179,16 @@ def test_the_peak_where_a_block_is_largest(name: str, changes: dict[str, Any], b
         training.recompute_blocks(made.model, kind)
         made.step()
         assert plan.per_device_bytes == pytest.approx(made.peak_bytes(), rel=0.01), kind
+
+
+def test_the_peak_at_the_norm_before_the_head() -> None:
+    """Of narrow blocks it is there: the product of its gradient and its input, and the result, beside the gradient."""
+    spec = few_characters("llama", d_ff=16)
+    made, machine = training.Measured(spec, 2, 96), training.from_calibration(training.asdict(Speeds()))  # type: ignore[call-overload]
+    plan = training._planned(spec, machine, 2, 96, "none")
+    stage = plan.trial.fullest
+    assert stage.norm_peak == stage.temporary == 2 * (2 * 96 * 64 * 4)
+    assert plan.per_device_bytes == pytest.approx(made.peak_bytes(), rel=0.01)
 
 
 def test_the_weights_do_not_move_and_the_flops_are_three_forward_passes() -> None:
