@@ -104,7 +104,8 @@ class Apart(TorchDispatchMode):
 def changes(work: Callable[[], object]) -> list[int]:
     """What PyTorch's allocator gives out during `work`, and takes back as a negative number of bytes, in order.
 
-    What is allocated within a collective is left out: NCCL's buffers are not the allocator's.
+    What is allocated within a collective is left out: NCCL's buffers are not the allocator's. So is what was allocated
+    before, and is freed whenever the garbage collector finds it.
     """
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded, Apart():
         work()
@@ -113,11 +114,11 @@ def changes(work: Callable[[], object]) -> list[int]:
     own, kept = set[int](), list[int]()
     for _, address, nbytes, inside in found:
         if nbytes > 0:  # what gloo's own threads free is not seen: an address may be given out again
-            (own.add if inside else own.discard)(address)
-        if address not in own:
+            (own.discard if inside else own.add)(address)
+        if address in own:
             kept.append(nbytes)
-        elif nbytes < 0:
-            own.remove(address)
+            if nbytes < 0:
+                own.remove(address)
     return kept
 
 

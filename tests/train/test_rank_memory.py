@@ -58,12 +58,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     for (name, changes), way in zip(MODELS.items(), ways, strict=True):
         add(name, LARGE, *changes, f"step.checkpointing={way}")
     add("copies", LARGE, *MODELS["gpt"], f"step.checkpointing={ways[0]}", "parallel.shard=1")
+    add("vocabulary", LARGE, *MODELS["gpt"], f"step.checkpointing={ways[2]}", "parallel.tensor=2")
     add("block", SMALL, *MODELS["gpt"], f"step.checkpointing={ways[1]}")
     jobs.run(2)
     return {name: (stage_of(one, 2), memories(folder / f"{name}.json", 2)) for name, one in made.items()}
 
 
-@pytest.mark.parametrize("name", [*MODELS, "copies", "block"])
+@pytest.mark.parametrize("name", [*MODELS, "copies", "vocabulary", "block"])
 def test_each_rank_holds_what_is_planned(name: str, runs: Runs) -> None:
     stage, ranks = runs[name]
     assert (stage.moment.kind == "block") == (name == "block")

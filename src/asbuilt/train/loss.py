@@ -60,7 +60,7 @@ def head_loss(
     held: Sequence[nn.Parameter] | None = None,
 ) -> Loss:
     """Returns the summed loss of a model's head, of rows of the normalised stream; `held` are all that it may use."""
-    measure = model.measured or partial(measured, spent=model.yields_logits)
+    measure = partial(model.measured or measured, spent=model.yields_logits)
     held = head_parameters(model) if held is None else held
     rows = rows or chunk_rows(model.spec.n_vocab)
     return cross_entropy(model.scores, x_NM, targets_N, held, z=z, rows=rows, measure=measure)

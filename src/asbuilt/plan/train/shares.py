@@ -566,11 +566,9 @@ def _logits(spec: Model, root: Node, run: Pass, at: Slice) -> int:
 
 
 def _read_once(root: Node) -> bool:
-    """Whether the loss can be in the place of the logits: of one product and nothing else, all columns on a rank."""
-    whole, own = (getattr(part, "head", None) for part in (root.whole, root.own))
-    if not (isinstance(whole, Head | TiedHead) and isinstance(own, Head | TiedHead)):
-        return False
-    return own.n_vocab == whole.n_vocab and own.scale == 1.0 and own.softcap is None
+    """Whether the loss can be in the place of the logits: of one product and nothing else."""
+    own = getattr(root.own, "head", None)
+    return isinstance(own, Head | TiedHead) and own.scale == 1.0 and own.softcap is None
 
 
 def _copied(root: Node, fold: _Fold) -> State:

@@ -29,8 +29,8 @@ from asbuilt.nn.head import Head
 from asbuilt.nn.linear import Linear, Matrix
 from asbuilt.nn.model import Model
 from asbuilt.spec.part import stored_weights, walk
-from asbuilt.train.loss import Loss
 from asbuilt.train.many.extent import Extent, whole_of
+from asbuilt.train.many.vocabulary import measured
 from asbuilt.train.recompute import products_are_kept
 
 
@@ -123,7 +123,7 @@ def compute_together(model: Model, whole: spec.Model, group: ProcessGroup) -> No
     if isinstance(head, Head) and mine.n_vocab < whole.n_vocab:
         head.product = partial(_logits, head, group)  # type: ignore[method-assign]
         start = min(dist.get_rank(group) * mine.n_vocab, whole.n_vocab)
-        model.measured = partial(_measured, group=group, start=start, held=min(mine.n_vocab, whole.n_vocab - start))
+        model.measured = partial(measured, group=group, start=start, held=min(mine.n_vocab, whole.n_vocab - start))
 
 
 def partial_weights(own: spec.Model, whole: spec.Model) -> list[str]:
@@ -179,23 +179,3 @@ def _rows(of: TokenEmbedding, group: ProcessGroup, tokens_BT: Tensor, dtype: tor
 
 def _logits(of: Head, group: ProcessGroup, x: Tensor, matrix: Matrix) -> Tensor:
     return matrix.product(copied(x, group), of.bias)
-
-
-def _measured(logits_NV: Tensor, targets_N: Tensor, z: float, *, group: ProcessGroup, start: int, held: int) -> Loss:
-    """Returns the sums of one chunk, as `asbuilt.train.loss` does, of logits of which each rank has a part.
-
-    ln Z is that of all ranks' sums of e^(l - m), m being the largest logit of all.
-    """
-    wide_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
-    if held < wide_NV.shape[1]:  # rows that pad the vocabulary
-        wide_NV = wide_NV.masked_fill(torch.arange(wide_NV.shape[1], device=wide_NV.device) >= held, -torch.inf)
-    largest_N = wide_NV.detach().amax(-1)
-    dist.all_reduce(largest_N, dist.ReduceOp.MAX, group=group)
-    own_N = targets_N - start
-    here_N = (own_N >= 0) & (own_N < held)
-    chosen_N = wide_NV.gather(-1, own_N.where(here_N, 0)[:, None])[:, 0].where(here_N, 0.0)
-    shares_N = (wide_NV - largest_N[:, None]).exp().sum(-1)
-    sums_N, chosen_N = summed(torch.stack((shares_N, chosen_N)), group)
-    log_z_N = sums_N.log() + largest_N
-    nats = (log_z_N - chosen_N).sum()
-    return Loss(nats if z == 0.0 else nats + z * log_z_N.square().sum(), nats.detach())
