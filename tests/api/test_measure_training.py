@@ -126,6 +126,71 @@ def test_the_peak_of_pairs(spec: Model, batch: int, seq: int, where: str) -> Non
     assert {row.unit for row in made.rows if row.timed} == {"pairs/s"}
 
 
+QWEN3 = {
+    "model_type": "qwen3",
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 96,
+}
+
+
+def few_characters(name: str, **changes: Any) -> Model:  # noqa: ANN401  any size
+    """A model of few characters, whose blocks need more than the loss."""
+    n_vocab = random.randint(16, 64)
+    if name in ("gpt2", "llama"):
+        sizes: dict[str, Any] = {**SIZES, "n_vocab": n_vocab, **changes}
+        return gpt2.build(**sizes) if name == "gpt2" else decoder(**sizes)
+    config = {"mixtral": MIXTRAL, "qwen3": QWEN3, "t5": T5}[name]
+    return read_config({**config, "vocab_size": n_vocab, **changes}, name).spec
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "batch", "seq"),
+    [
+        ("gpt2", {}, 2, 96),
+        ("llama", {"n_kv_heads": 2}, 2, 96),
+        ("llama", {"n_kv_heads": 4}, 1, 8),  # gradients of matrices
+        ("llama", {"n_kv_heads": 2, "d_head": 48, "d_ff": 64}, 2, 96),  # heads are wider than all else
+        ("qwen3", {"head_dim": 64}, 2, 96),
+        ("qwen3", {"head_dim": 16, "intermediate_size": 192}, 3, 64),
+        ("qwen3", {"head_dim": 64, "intermediate_size": 128}, 2, 96),
+        ("mixtral", {}, 2, 96),
+        ("mixtral", {}, 4, 96),
+        ("mixtral", {"intermediate_size": 48}, 4, 96),
+        ("mixtral", {"num_local_experts": 8}, 1, 16),
+        ("mixtral", {"intermediate_size": 256}, 4, 64),
+        ("t5", {}, 2, 96),
+        ("t5", {"num_layers": 4}, 3, 64),
+        ("t5", {"d_ff": 512, "feed_forward_proj": "gated-gelu"}, 2, 32),
+    ],
+)
+def test_the_peak_where_a_block_is_largest(name: str, changes: dict[str, Any], batch: int, seq: int) -> None:
+    """It is in a feed-forward, in RoPE or attention, or at gradients of matrices: within a hundredth."""
+    spec = few_characters(name, **changes)
+    made, machine = training.Measured(spec, batch, seq), training.from_calibration(training.asdict(Speeds()))  # type: ignore[call-overload]
+    for kind in KINDS:
+        plan = training._planned(spec, machine, batch, seq, kind)
+        stage = plan.trial.fullest
+        assert stage.moment.kind == "block"
+        assert not stage.largest.bounded
+        training.recompute_blocks(made.model, kind)
+        made.step()
+        assert plan.per_device_bytes == pytest.approx(made.peak_bytes(), rel=0.01), kind
+
+
+def test_the_peak_at_the_norm_before_the_head() -> None:
+    """Of narrow blocks it is there: the product of its gradient and its input, and the result, beside the gradient."""
+    spec = few_characters("llama", d_ff=16)
+    made, machine = training.Measured(spec, 2, 96), training.from_calibration(training.asdict(Speeds()))  # type: ignore[call-overload]
+    plan = training._planned(spec, machine, 2, 96, "none")
+    stage = plan.trial.fullest
+    assert stage.norm_peak == stage.temporary == 2 * (2 * 96 * 64 * 4)
+    assert plan.per_device_bytes == pytest.approx(made.peak_bytes(), rel=0.01)
+
+
 def test_the_weights_do_not_move_and_the_flops_are_three_forward_passes() -> None:
     spec = decoder(**SIZES)
     made = training.Measured(spec, 2, 16)

@@ -209,9 +209,11 @@ def backward_peak(model: Built, tokens: Tensor, *, again: bool) -> int:
             begun = model.begin((len(tokens), tokens.shape[1]), tokens.device, None, None, "fused")
             x = model.embedding(tokens, begun)
             for block in model.blocks:
-                x = checkpoint(block, x, begun, use_reentrant=False)
+                x = checkpoint(block, x, begun, use_reentrant=False, preserve_rng_state=False)
             assert model.norm is not None and model.head is not None  # noqa: PT018
-            logits = model.head(model.norm(x), model.embedding.weight)
+            x = model.norm(x)
+            logits = model.head(x, model.embedding.weight)
+            del x
         else:
             logits = model(tokens)
         wide = logits.float().flatten(0, 1)
@@ -245,14 +247,14 @@ def test_peak_where_the_loss_is_largest(
 @pytest.mark.parametrize("dtype", list(DTYPES))
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
 def test_peak_where_a_block_is_largest(dtype: str, checkpointing: str) -> None:
-    """The room of a block's backward pass is an assumption: never less than what it takes, at most a quarter more."""
+    """What a block's parts declare to need in training is what PyTorch's allocator gives out, to a hundredth."""
     spec = small(32, 4, 350)
     plan = train(spec, H100, dtype=dtype, seq=SEQ, batch=2, checkpointing=checkpointing, master=False)
     stage = plan.trial.fullest
     assert stage.recompute_peak > stage.loss_peak
     tokens = torch.randint(32, (2, SEQ), generator=torch.Generator().manual_seed(0))
     measured = backward_peak(build(spec, dtype=DTYPES[dtype], seed=0), tokens, again=checkpointing == "full")
-    assert measured <= plan.per_device_bytes - plan.state.total <= 1.25 * measured
+    assert plan.per_device_bytes - plan.state.total == pytest.approx(measured, rel=0.01)
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -13,6 +13,7 @@ from asbuilt import cost
 from asbuilt.catalog import find
 from asbuilt.errors import InputError
 from asbuilt.families import llama
+from asbuilt.kernels.memory import memory
 from asbuilt.plan import Options, Subject
 from asbuilt.plan.train.shares import Piece
 from asbuilt.spec import Attention, Mamba, Mamba2, Model, Pass, RMSNorm, Rotary, VisionLanguageModel
@@ -127,12 +128,14 @@ def test_a_norm_over_all_heads_has_its_statistics_for_all_tokens() -> None:
 def test_adapters_need_room(targets: tuple[str, ...] | None) -> None:
     """x A^T, and what B makes of it twice, before and after it is scaled, of the widest map: 64 rows in two bytes.
 
-    What a block needs without them is for two of its hidden tensors, gate and up, and one that is made of the first.
+    They stand beside the bound of a block without them; what its parts declare to need is of plain maps alone.
     """
     options = Options(batch=2, seq=32, lora=4, targets=targets)
     wide = 64 if targets == ("down",) else 96
-    plain, adapted = block(model(2), replace(options, lora=None, targets=None)), block(model(2), options)
-    assert adapted.temporary - plain.temporary == 64 * (4 + 2 * wide) * 2
+    plain, adapted = memory(model(2).blocks[0]).peak_bytes(Pass(tokens=32, batch=2, width=2)), block(model(2), options)
+    assert set(adapted.working.values()) == {plain + 64 * (4 + 2 * wide) * 2}
+    assert adapted.bounded
+    assert not block(model(2), replace(options, lora=None, targets=None)).bounded
 
 
 def test_adapters_hold_and_multiply_what_their_maps_sizes_say() -> None:

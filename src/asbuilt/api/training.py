@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
@@ -218,6 +219,7 @@ class Measured:
     def peak_bytes(self) -> int:
         """Returns the most bytes allocated during a step: weights, the optimizer's state, and what comes and goes."""
         self.optimizer.zero_grad()
+        gc.collect()  # what nobody holds any more would be freed during the step
         inputs = {x.data_ptr(): x for one in self.batches for x in (one.ids, *one.inputs.values())}
         held = weight_bytes(self.model) + sum(x.nbytes for x in (*self._state(), *inputs.values()))
         return held + peak_bytes(self.step)

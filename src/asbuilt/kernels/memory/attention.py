@@ -9,6 +9,7 @@ from typing import Literal
 from asbuilt.kernels.memory.linear import MappedMemory, of_map
 from asbuilt.kernels.memory.registry import Divided, Room, Saved, memory, memory_of
 from asbuilt.spec.attention import Attention
+from asbuilt.spec.norms import RMSNorm
 from asbuilt.spec.part import Pass
 from asbuilt.spec.positions import Alibi, RelativeBuckets, Rotary
 from asbuilt.spec.relative import Disentangled, RelativeProjection
@@ -86,10 +87,20 @@ class AttentionMemory(MappedMemory[Attention]):
         size = self.part.n_heads * self._masked(run)
         return (Saved(name=f"{self._pattern} {self.part.positions} biases", size=size, shared=True, divided="width"),)
 
+    def awaits(self, run: Pass) -> int:
+        """Those of the biases of distances."""
+        return sum(one.nbytes(run.width) for one in self.lends(run))
+
     def recomputes(self) -> tuple[str, ...]:
-        """Tensors as large as the scores, if a kernel saves them (Korthikanti et al. 2022, arXiv 2205.05198)."""
-        gated = () if self.part.gating is None else ("gated",)
-        return ("mask", "capped", "probabilities", "probabilities cast", *gated)
+        """Tensors as large as the scores, if a kernel saves them (Korthikanti et al. 2022, arXiv 2205.05198).
+
+        Normalised queries and keys too, as the norms save what they are made of; not keys that later layers read.
+        """
+        part = self.part
+        gated = () if part.gating is None else ("gated",)
+        normed = () if part.q_norm is None else ("q",)
+        normed += () if part.k_norm is None or part.kv_name is not None else ("k",)
+        return ("mask", "capped", "probabilities", "probabilities cast", *gated, *normed)
 
     def of_heads(self) -> tuple[str, ...]:
         """The norms of queries, keys and values."""
@@ -257,14 +268,53 @@ class AttentionMemory(MappedMemory[Attention]):
         return max(memory(part.indexer).peak_bytes(run), whole + chosen)
 
     def room(self, run: Pass) -> Room | None:
-        """Of plain heads the gradients of the mix and of q, k and v, these twice while they are put together again."""
+        """Gradients of the mix and of q, k and v; or RoPE's temporaries, where as much is gone or not yet there.
+
+        Both ways RoPE has what it turns, swapped, multiplied and added: q and k at once, before the mix is saved and
+        after it is gone; or each after its norm, q before turned keys are there. A repetition has been given the mix.
+        """
         part = self.part
-        inside = (part.positions, part.gating, part.q_norm, part.k_norm, part.v_norm, part.differential, part.indexer)
-        lent = part.kv_name is not None or part.kv_from is not None or part.value_width != part.d_head
-        plain = self.plain and not lent and all(one is None for one in inside) and not self._uses_reference(run)
-        if not plain or part.chooses(run) or self._mask(run) == "added":
+        if not self._declares_room(run):
             return None
-        return Room(0, 2 * self._projected(run) + run.rows * part.d_mixed * run.width)
+        query, keys = (run.rows * width * run.width for width in (part.d_query, part.n_kv_heads * part.d_head))
+        mixed = run.rows * part.d_mixed * run.width
+        matrix = max(part.d_model * one.plain.d_out for one in part.maps.values()) * run.width
+        if isinstance(part.positions, RelativeBuckets):  # copies of q, k and v beside their product, and scores
+            scores = run.rows * part.n_heads * part.keys(run) * run.width
+            made = self._projected(run) + scores
+            return Room(made, max(2 * scores - mixed, scores + 2 * mixed, mixed + matrix), made)
+        backward = mixed + max(self._projected(run), matrix)
+        if not isinstance(part.positions, Rotary):
+            return Room(0, backward)
+        if part.q_norm is not None:
+            turning = max(3 * query - keys, 3 * keys)
+            return Room(turning - mixed, backward, turning)
+        turning = 3 * (query + keys)
+        return Room(turning - mixed, max(backward, turning - mixed), turning)
+
+    def _declares_room(self, run: Pass) -> bool:
+        """Whether heads are plain ones: turned as a whole or not at all, after two norms or none."""
+        part = self.part
+        rotary = part.positions if isinstance(part.positions, Rotary) else None
+        looked_up = isinstance(part.positions, RelativeBuckets) and self._scores_by_bucket(run)
+        changed = (part.gating, part.v_norm, part.differential, part.indexer, part.kv_name, part.kv_from)
+        changed += (part.temperature, (part.q_norm and part.rotate_first) or None)
+        norms = [norm for norm in (part.q_norm, part.k_norm) if norm is not None]
+        alike = not norms or (len(norms) == 2 and all(type(norm) is RMSNorm for norm in norms))
+        turned = part.positions is None if rotary is None else rotary.d_rotary == part.d_head
+        kept = part.value_width == part.d_head and part.value_scale == 1.0
+        fused = turned and not self._uses_reference(run) and self._mask(run) != "added"
+        plain = self.plain and kept and alike and (rotary is not None or not norms)
+        return plain and (fused or looked_up) and all(one is None for one in changed) and not part.chooses(run)
+
+    def _scores_by_bucket(self, run: Pass) -> bool:
+        """Whether the reference kernel adds biases of distances to the scores of as many key heads, and nothing else.
+
+        Scores of a narrow dtype are widened, which is another order of tensors.
+        """
+        part = self.part
+        alone = part.softcap is None and not part.sinks and run.kernel != "engine"
+        return alone and run.width >= 4 and part.n_heads == part.n_kv_heads
 
     def _distances_peak(self, run: Pass, positions: Disentangled, pairs: int) -> int:
         """Returns the bytes while embedded distances become scores: the second term's products beside the first term.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from asbuilt.kernels.memory.linear import MappedMemory
-from asbuilt.kernels.memory.registry import Saved, memory_of
+from asbuilt.kernels.memory.registry import Room, Saved, memory_of
 from asbuilt.spec.cross import CrossAttention
 from asbuilt.spec.part import Pass
 
@@ -39,9 +39,22 @@ class CrossAttentionMemory(MappedMemory[CrossAttention]):
         """Returns the pairs of a mask: of images alone, of which texts see those of their own tiles."""
         return run.rows * run.source_tokens if run.images else 0
 
+    def awaits(self, run: Pass) -> int:
+        """Those of the source."""
+        return run.batch * run.source_tokens * self.part.d_source * run.width
+
     def of_heads(self) -> tuple[str, ...]:
         """The norms of queries and keys."""
         return ("q_norm", "k_norm")
+
+    def room(self, run: Pass) -> Room | None:
+        """Gradients of the mix and of q, k and v, or of a matrix; of heads without norms, and without a mask."""
+        part = self.part
+        if not self.plain or part.q_norm or part.k_norm or self._masked(run) or run.kernel == "reference":
+            return None
+        query, source = run.rows * part.d_query, run.batch * run.source_tokens
+        matrix = max(one.plain.d_in * one.plain.d_out for one in part.maps.values())
+        return Room(0, (query + max(query + 2 * source * part.d_kv, matrix)) * run.width)
 
     def peak_bytes(self, run: Pass) -> int:
         """q, k and v beside the scores, or beside the attention output and the result."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from asbuilt.kernels.memory.feedforward import CLAMPED
+from asbuilt.kernels.memory.feedforward import CLAMPED, SMOOTH
 from asbuilt.kernels.memory.linear import MappedMemory, of_map
-from asbuilt.kernels.memory.registry import Memory, Saved, memory, memory_of
+from asbuilt.kernels.memory.registry import Memory, Room, Saved, memory, memory_of
 from asbuilt.spec.experts import MixtureOfExperts, Router
 from asbuilt.spec.feedforward import MLP, ClampedGate, GatedMLP
+from asbuilt.spec.linear import Linear
 from asbuilt.spec.part import Pass
 
 
@@ -130,6 +131,35 @@ class MixtureOfExpertsMemory(MappedMemory[MixtureOfExperts]):
         if run.kernel == "engine":  # fused experts gather rows as they multiply
             routed = min(routed, chosen + latent + stream + self.workspace(run) + beside)
         return max(memory(part.router).peak_bytes(run), counted, routed, shared)
+
+    def room(self, run: Pass) -> Room | None:
+        """Gradients of down's inputs, and of its matrices: as each expert's are computed, and then as one.
+
+        Before these, gradients of the results from those of their weighted sum, twice; after them of the hidden and of
+        both factors, when the results and down's input are gone. Forward results are put in order, weighted and summed.
+        Selective checkpointing keeps each expert's products, beside which they are joined.
+        """
+        part = self.part
+        if not self._declares_room:
+            return None
+        rows, stream = run.rows * part.top_k * run.width, run.rows * part.d_model * run.width
+        results, wide = rows * part.d_expert, rows * part.d_ff
+        stack = part.n_experts * part.d_ff * part.d_expert * run.width
+        factors = wide if part.gating == "none" and part.activation != "relu" else 2 * wide
+        backward = max(2 * results, wide + stack, 2 * stack - results, factors - results)
+        joined = len(part.inward) * wide + results + stream
+        return Room(results + stream, backward, results, joined)
+
+    @property
+    def _declares_room(self) -> bool:
+        """Whether experts are plain feed-forwards whose results alone are weighted and summed."""
+        part = self.part
+        kinds = (*SMOOTH, "relu") if part.gating == "none" else SMOOTH
+        inside = (part.d_latent, part.capacity, part.shared, part.norm, part.post_norm)
+        maps = (*part.stacks.values(), *part.maps.values())
+        plain = not part.bias and all(isinstance(one, Linear) and not one.clipped for one in maps)
+        known = part.gating in ("none", "gated") and part.activation in kinds and part.weighs == "results"
+        return plain and known and part.router.norm is None and all(one is None for one in inside)
 
     def workspace(self, run: Pass) -> int:
         """The two buffers of fused experts: rows at the hidden or the stream's width, and gate and up or results."""

@@ -67,7 +67,8 @@ class MLPMemory(MappedMemory[MLP]):
             return None
         wide = run.rows * part.d_ff * run.width
         matrix = part.d_ff * part.d_model * run.width
-        return Room(forward * wide, wide + max(matrix, wide if part.activation == "relu" else 0))
+        backward = wide + max(matrix, wide if part.activation == "relu" else 0)
+        return Room(forward * wide, backward, forward * wide)
 
 
 @memory_of(GatedMLP)
@@ -107,3 +108,17 @@ class GatedMLPMemory(MappedMemory[GatedMLP]):
         return run.rows * run.width * max(between * part.d_ff + part.d_model, scaled * part.d_ff) + self.peak_beside(
             run
         )
+
+    def room(self, run: Pass) -> Room | None:
+        """For relu the gate; then the gradient of the hidden, beside down's new one, or beside those of both factors.
+
+        By the second moment down's input is gone.
+        """
+        part = self.part
+        forward = {"gelu": 0, "gelu_tanh": 0, "silu": 0, "relu": 1}.get(part.activation)
+        changed = part.clamp is not None or part.sparsity is not None or part.gate_scale != 1.0
+        if forward is None or changed or not self.plain:
+            return None
+        wide = run.rows * part.d_ff * run.width
+        matrix = part.d_ff * part.d_model * run.width
+        return Room(forward * wide, wide + max(matrix, wide), forward * wide)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asbuilt.kernels.memory.registry import Memory, Saved, memory_of
+from asbuilt.kernels.memory.registry import Memory, Room, Saved, memory_of
 from asbuilt.spec.norms import HeadNorm, LayerNorm, RMSNorm, SoftplusScale
 from asbuilt.spec.part import Pass
 
@@ -23,6 +23,11 @@ class RMSNormMemory(Memory[RMSNorm]):
         numbers = run.rows * self.part.d
         return numbers * (run.width + (4 if run.width < 4 else 0))
 
+    def room(self, run: Pass) -> Room | None:
+        """Backward the product of the gradient and the input, and the result; of a narrow dtype all four in float32."""
+        numbers = run.rows * self.part.d
+        return Room(0, numbers * (2 * run.width if run.width >= 4 else 4 * 4 + run.width))
+
 
 @memory_of(LayerNorm)
 class LayerNormMemory(Memory[LayerNorm]):
@@ -39,6 +44,10 @@ class LayerNormMemory(Memory[LayerNorm]):
     def peak_bytes(self, run: Pass) -> int:
         """The result."""
         return run.rows * self.part.d * run.width
+
+    def room(self, run: Pass) -> Room | None:
+        """Backward the result."""
+        return Room(0, self.peak_bytes(run))
 
 
 @memory_of(HeadNorm)

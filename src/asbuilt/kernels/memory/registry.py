@@ -29,13 +29,17 @@ P = TypeVar("P", bound=Part)
 
 
 class Room(NamedTuple):
-    """Bytes that a part needs in training beside what it saves: most of them forward, and most of them backward.
+    """Bytes that a part needs in training beside all that it saves, which may not be there yet, or no longer.
 
-    Backward beside the gradient of its result too; what it has saved is there until it is no longer needed.
+    `forward`, in a pass that computes everything; `backward`, beside the gradient of its result; `again`, in one that
+    selective checkpointing repeats, to which results of products are given; `first`, in the one before, which keeps
+    them.
     """
 
     forward: int
     backward: int
+    again: int = 0
+    first: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +81,10 @@ class Memory(Generic[P]):
         made = [tensor for tensor in self.saves(run) if tensor.shared] if lent else []
         return {one.name: one.nbytes(run.width) for one in lent} | {one.name: -one.nbytes(run.width) for one in made}
 
+    def awaits(self, run: Pass) -> int:
+        """Returns the bytes of gradients that add up over the blocks of a stack: of what all of them read."""
+        return 0
+
     def recomputes(self) -> tuple[str, ...]:
         """Returns which saved tensors selective checkpointing drops: own names, or `path:name` of parts below.
 
@@ -101,7 +109,7 @@ class Memory(Generic[P]):
         return 0
 
     def room(self, run: Pass) -> Room | None:
-        """Returns what the body of a residual branch needs in training; None where only `peak_bytes` is known."""
+        """Returns what a norm, or the body of a branch, needs in training; None where only `peak_bytes` is known."""
         return None
 
     def resident(self, tokens: int, width: int) -> int:

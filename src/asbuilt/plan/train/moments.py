@@ -95,7 +95,7 @@ def _of_fsdp(stage: StageMemory) -> Iterator[Moment]:
     yield _without(saved, "block", root.weights + root.buffer + block.buffer + block.weights)
     yield _without(kept, "block", root.weights + coming + block.buffer + block.weights)
     yield Moment(kind="loss", gathered=root.weights, working=stage.loss_peak)
-    yield Moment(kind="gradient", gathered=root.weights, working=stage.head_peak)
+    yield Moment(kind="gradient", gathered=root.weights, working=max(stage.head_peak, stage.norm_peak))
     yield Moment(
         kind="block",
         gathered=root.weights + block.weights + block.buffer,

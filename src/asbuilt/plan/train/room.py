@@ -4,28 +4,44 @@ from __future__ import annotations
 
 from asbuilt import cost
 from asbuilt.kernels.memory import memory
+from asbuilt.plan.train.choices import Checkpointing
 from asbuilt.spec import Block, Branch, Part, Pass
 
+# Kinds of checkpointing that repeat a block from results of its products.
+GIVEN: tuple[Checkpointing, ...] = ("selective", "megatron-selective", "torchtitan-op")
 
-def room(part: Part, run: Pass, *, again: bool) -> int | None:
-    """Returns the bytes that a block needs beside what it saves; None where its bodies do not declare them.
 
-    Forward or backward, a branch does without what the branches after it save. Forward it has its body's room, or what
-    the body gives beside the sum; a block that is repeated (`again`) the gradient of its result too.
+def room(part: Part, run: Pass, way: Checkpointing) -> int | None:
+    """Returns the bytes that a block needs beside all that it saves; None where its bodies do not declare them.
+
+    Forward or backward, a branch does without what the branches after it save; of a block that selective checkpointing
+    repeats, results of their products are there. Forward it has its body's room, or what the body gives beside the sum;
+    in a repetition the gradient of the block's result too.
     """
     if not isinstance(part, Block) or part.updates is not None:
         return None
-    most, after = 0, 0
+    most, gone, absent = 0, 0, 0
+    before = sum(_bytes(branch, run, way) for branch in part.branches)
     for branch in reversed(part.branches):
         body = memory(branch.body).room(run) if _plain(branch) else None
         if body is None:
             return None
         stream = run.rows * branch.body.d_model * run.width
-        forward = max(body.forward, 2 * stream) + again * stream
-        most = max(most, max(forward, stream + body.backward) - after)
-        own = (tensor for tensor in cost.saved_tensors(branch, run).values() if not tensor.shared)
-        after += sum(tensor.nbytes(run.width) for tensor in own)
+        most = max(most, stream + body.backward - gone)
+        forward = max(body.again if way in GIVEN else body.forward, 2 * stream)
+        most = max(most, forward + (way != "none") * stream - absent)
+        before -= _bytes(branch, run, way)
+        most = max(most, body.first - before - gone) if way in GIVEN else most
+        gone += _bytes(branch, run)
+        absent += _bytes(branch, run, way)
     return most
+
+
+def _bytes(branch: Branch, run: Pass, way: Checkpointing = "full") -> int:
+    """Bytes that a branch saves, or those of them that a repetition makes anew."""
+    own = {key: one.nbytes(run.width) for key, one in cost.saved_tensors(branch, run).items() if not one.shared}
+    dropped = cost.recomputed_tensors(branch) if way in GIVEN else own.keys()
+    return sum(own[key] for key in own.keys() & dropped)
 
 
 def _plain(branch: Branch) -> bool:

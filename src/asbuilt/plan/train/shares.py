@@ -59,8 +59,9 @@ class Piece:
     """One device's share of a piece, ZeRO apart, and of one micro-batch.
 
     `kept` is by checkpointing: what stays until the backward pass; `shared` tensors are one for the whole stage, as are
-    those that are `lent` to other blocks and stay only where blocks are repeated. `temporary` is a block's working
-    memory, in one that is `repeating` with the gradient of its result; a bound, unless its parts declare it (room.py).
+    those that are `lent` to other blocks and stay only where blocks are repeated. `working`, by checkpointing, is a
+    block's working memory: a bound, unless its parts declare it (room.py). `awaited` are gradients that add up over the
+    blocks of a stack, `made_again` the bytes of what its first block lends, which it makes twice where it is repeated.
     `reduced` numbers of the stream are
     summed over tensor-parallel ranks in a forward pass, and as many backward, `again` with full checkpointing;
     outside the blocks once for both. `measured` are those of the loss of a divided vocabulary, `summed` bytes of
@@ -77,9 +78,10 @@ class Piece:
     apart: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CHECKPOINTING, 0))
     shared: dict[str, int] = field(default_factory=dict)
     lent: dict[str, int] = field(default_factory=dict)
-    temporary: int = 0
-    repeating: int = 0
+    working: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CHECKPOINTING, 0))
     bounded: bool = True
+    awaited: int = 0
+    made_again: int = 0
     work: Work = field(default_factory=Work)
     products: tuple[Timed, ...] = ()
     scored: int = 0
@@ -94,8 +96,7 @@ class Piece:
 
     def room(self, way: Checkpointing) -> int:
         """Bytes that a block needs beside all that is saved: what it recomputes, and its working memory."""
-        working = self.temporary if way == "none" else self.repeating
-        return self.kept["none"] - self.kept[way] + working - self.apart[way]
+        return self.kept["none"] - self.kept[way] + self.working[way] - self.apart[way]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +118,7 @@ class Shares:
     rows: int
     entering: int = 0  # bytes when all that is saved is gone: a new gradient of the table, the stream's, and pixels
     encoding: tuple[int, ...] = ()
+    norm: int = 0  # bytes that the norm before the head needs backward, beside its gradient
 
 
 def shares(
@@ -163,7 +165,14 @@ def shares(
         rows=local.batch if spec.gives == "similarities" else local.rows,
         entering=pixels + split(stream, at.by_tokens) + _table(root, fold),
         encoding=tuple(encoding),
+        norm=split(_norm(root, local), at.by_tokens),
     )
+
+
+def _norm(root: Node, run: Pass) -> int:
+    """Bytes that the norm before the head needs backward, as far as its kind is known."""
+    found = (memory(child.own).room(run) for child in root.children if child.name == "norm")
+    return max((one.backward for one in found if one is not None), default=0)
 
 
 def _table(root: Node, fold: _Fold) -> int:
@@ -355,14 +364,16 @@ class _Fold:
         kept |= {"megatron-selective": own, "torchtitan-op": min(own, results)}
         outer = dict.fromkeys(CHECKPOINTING, own) | {"full": own - self._saved_again(node)}
         sums, summed_again, measured = self._sums(node)
-        first, again = (room(node.own, run, again=repeated) for repeated in (False, True))
+        declared = {way: room(node.own, run, way) for way in CHECKPOINTING}
+        bound, ran = memory(node.own).peak_bytes(run), list(node.runs(run)) if inside else []
         return Piece(
             kept=kept if inside else outer,
             shared=shared,
             lent=self._lent(node),
-            temporary=memory(node.own).peak_bytes(run) if first is None else first,
-            repeating=memory(node.own).peak_bytes(run) if again is None else again,
-            bounded=first is None,
+            working={way: bound if found is None else found for way, found in declared.items()},
+            bounded=None in declared.values(),
+            awaited=sum(memory(below.own).awaits(seen) for below, seen in ran),
+            made_again=sum(one.nbytes(run.width) for below, seen in ran for one in memory(below.own).lends(seen)),
             work=self._work(node),
             products=tuple(timed(node, self.at, self.adapters)),
             scored=scored(node, self.at),

@@ -301,17 +301,35 @@ class StageMemory:
         """A new gradient of the head's matrix, or of the table that it shares."""
         return max(self.shares.copied.gradients, self.shares.after.dense.gradients)
 
+    @property
+    def norm_peak(self) -> int:
+        """What the norm before the head needs in its backward pass, its gradient being where the head's input was."""
+        return self.shares.norm if self.section.stage.last else 0
+
     @cached_property
     def recompute_peak(self) -> int:
         """Tensors that one block recomputes, and its working memory, where what runs later has let go of its own."""
-        largest, way = self.largest, self.job.checkpointing
-        above = 0 if largest.bounded or not self.section.stage.last else self.shares.after.kept[way]
-        return max(0, largest.room(way) - above)
+        return max(0, *(self._room(kind, count) for kind, count in self.section.stage.blocks))
 
     @property
     def largest(self) -> Piece:
         """The block that needs the most working memory."""
-        return max((kind for kind, _ in self.section.kinds), key=lambda kind: kind.room(self.job.checkpointing))
+        return self.shares.kinds[max(self.section.stage.blocks, key=lambda one: self._room(*one))[0]]
+
+    def _room(self, number: int, count: int) -> int:
+        """Returns the bytes that the last or the first block of a kind needs beside all that is saved.
+
+        In the backward pass of the first all others' saved tensors are gone, but not gradients that add up over them.
+        """
+        kind, way = self.shares.kinds[number], self.job.checkpointing
+        last = kind.room(way)
+        if kind.bounded:
+            return last
+        made = kind.made_again if way != "none" else 0
+        first = last + made + (kind.awaited if count > 1 else 0) - (count - 1) * kind.kept[way]
+        decoded = self.activations - self.encoded if number in self.shares.encoding else 0
+        above = self.shares.after.kept[way] if self.section.stage.last else 0
+        return max(last, first) - above - (0 if self.job.offloads_activations else decoded)
 
     @cached_property
     def head_peak(self) -> int:
@@ -332,7 +350,7 @@ class StageMemory:
             return 0
         tied = self.shares.copied.gradients
         tables, entering = TABLES_ALIVE * tied - (self.saved - self.encoded), self.shares.entering - self.saved
-        return max(self.head_peak, *((tables, entering) if self.section.stage.first else (0,)))
+        return max(self.head_peak, self.norm_peak, *((tables, entering) if self.section.stage.first else (0,)))
 
     @property
     def temporary(self) -> int:
