@@ -580,8 +580,6 @@ def _copied(root: Node, fold: _Fold) -> State:
     if not wanted:
         return State()
     found: dict[str, tuple[Weight, Kind]] = {
-        f"{path}.{name}": (weight, part.kind)
-        for path, part in walk(root.own)
-        for name, weight in part.holds().items()
+        f"{path}.{name}": (weight, part.kind) for path, part in walk(root.own) for name, weight in part.holds().items()
     }
     return sum((fold.state(path, *found[path]) for path in sorted(wanted)), State())
