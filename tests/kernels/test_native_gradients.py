@@ -45,8 +45,13 @@ def _library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     native.number.cache_clear()
 
 
-def compare(made: Callable[..., Tensor | tuple[Tensor, ...]], inputs: list[Tensor], dtype: torch.dtype) -> None:
-    """Holds values and gradients by the library, in `dtype`, to those that torch computes of the same in float64."""
+def compare(
+    made: Callable[..., Tensor | tuple[Tensor, ...]], inputs: list[Tensor], dtype: torch.dtype, cancelled: float = 0.0
+) -> None:
+    """Holds values and gradients by the library, in `dtype`, to those that torch computes of the same in float64.
+
+    Values are differences of numbers whose sizes add up to `cancelled`, and have the rounding of these.
+    """
     found = [x.to(dtype, copy=True).requires_grad_() for x in inputs]
     exact = [x.to(dtype).double().requires_grad_() for x in inputs]
     values = [[y] if isinstance(y, Tensor) else list(y) for y in (made(*found), made(*exact))]
@@ -60,8 +65,9 @@ def compare(made: Callable[..., Tensor | tuple[Tensor, ...]], inputs: list[Tenso
         for ys, xs in zip(values, (found, exact), strict=True)
     ]
     rounding = 4e-6 if dtype is torch.float32 else 2**-6
-    for a, b in (*zip(*values, strict=True), *zip(*gradients, strict=True)):
-        assert float((a.double() - b).detach().norm()) <= rounding * (float(b.detach().norm()) + 1e-6)
+    for pairs, lost in ((values, cancelled * 2**-23), (gradients, 0.0)):
+        for a, b in zip(*pairs, strict=True):
+            assert float((a.double() - b).detach().norm()) <= rounding * (float(b.detach().norm()) + 1e-6) + lost
 
 
 def called(monkeypatch: pytest.MonkeyPatch, *names: str) -> list[str]:
@@ -128,8 +134,18 @@ def test_cross_entropy(z: float, dtype: torch.dtype, monkeypatch: pytest.MonkeyP
     logits, targets = torch.randn(rows, width) * 6, torch.randint(width, (rows,))
     if width > 5:
         logits[targets == 0, 3] = float("-inf")
-    compare(lambda x: NegativeLogLikelihood.apply(x, targets, z, False), [logits], dtype)  # type: ignore[arg-type,return-value]
+    cancelled = rows * float(logits.nan_to_num(neginf=0.0).abs().max())  # ln Z and l[target] of each row
+    compare(lambda x: NegativeLogLikelihood.apply(x, targets, z, False), [logits], dtype, cancelled)  # type: ignore[arg-type,return-value]
     assert seen == ["likelihood", "likelihood_gradient"]
+    # the gradient takes the place of logits that nothing else reads, those of x * 1 here
+    compare(lambda x: NegativeLogLikelihood.apply(x * 1.0, targets, z, True), [logits], dtype, cancelled)  # type: ignore[arg-type,return-value]
+    assert seen == ["likelihood", "likelihood_gradient"] * 2
+    spent = logits.to(dtype, copy=True).requires_grad_() * 1.0
+    (slope,) = torch.autograd.grad(NegativeLogLikelihood.apply(spent, targets, z, True)[0], spent)
+    assert slope.data_ptr() == spent.data_ptr()
+    read_twice = (logits.clamp(-9, 9).to(dtype).requires_grad_() * 0.1).exp()  # of which autograd saves the result
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        NegativeLogLikelihood.apply(read_twice, targets, z, True)[0].backward()  # type: ignore[attr-defined]
     with pytest.raises((RuntimeError, IndexError)):
         NegativeLogLikelihood.apply(logits.to(dtype), torch.full((rows,), width), z, False)
     logits[0, 0] = float("nan")

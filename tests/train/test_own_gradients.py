@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from contextlib import nullcontext
 from typing import Any, Literal
 
 import pytest
@@ -12,7 +11,6 @@ import torch.nn.functional as F
 
 from asbuilt import build
 from asbuilt.families import gpt2, llama
-from asbuilt.kernels import native as native_kernels
 from asbuilt.kernels.attention import FEW_KEYS, attend, reference
 from asbuilt.kernels.rotary import RopeTables, rotate
 from asbuilt.nn.linear import FusedLinears, PartModule
@@ -119,13 +117,12 @@ def test_logits_in_bfloat16_are_summed_in_float32() -> None:
     torch.testing.assert_close(logits.grad, wide.grad.bfloat16(), rtol=2**-7, atol=1e-6)
 
 
-@pytest.mark.parametrize("native", [False, True])
-def test_the_gradient_takes_the_place_of_logits_that_nothing_else_reads(native: bool) -> None:
+def test_the_gradient_takes_the_place_of_logits_that_nothing_else_reads() -> None:
+    """By torch; tests/kernels/test_native_gradients.py has the same of the native kernels."""
     x, w = torch.randn(9, 5, requires_grad=True), torch.randn(33, 5, requires_grad=True)
     targets, z = torch.randint(33, (9,)), random.choice([0.0, 0.01])
-    with nullcontext() if native else native_kernels.switched_off():
-        logits = x @ w.t()
-        (left := measured(logits, targets, z, spent=True)).total.backward()
+    logits = x @ w.t()
+    (left := measured(logits, targets, z, spent=True)).total.backward()
     wanted = (x @ w.t()).detach().requires_grad_()
     torch.testing.assert_close(left.nats, F.cross_entropy(wanted, targets, reduction="sum").detach())
     (F.cross_entropy(wanted, targets, reduction="sum") + z * wanted.logsumexp(-1).square().sum()).backward()
@@ -135,10 +132,7 @@ def test_the_gradient_takes_the_place_of_logits_that_nothing_else_reads(native: 
     torch.testing.assert_close(x.grad, wanted.grad @ w.detach())
     for kept in (torch.tanh, torch.exp):  # of which autograd saves the result
         logits = kept(x @ w.t())
-        with (
-            nullcontext() if native else native_kernels.switched_off(),
-            pytest.raises(RuntimeError, match="modified by an inplace operation"),
-        ):
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             measured(logits, targets, z, spent=True).total.backward()
 
 

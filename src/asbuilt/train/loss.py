@@ -124,50 +124,6 @@ def _summed(losses: list[Loss], x_NM: Tensor) -> Loss:
     return Loss(torch.stack([one.total for one in losses]).sum(), torch.stack([one.nats for one in losses]).sum())
 
 
-class _Read(NamedTuple):
-    """What a chunk's logits l say: both sums, and what their gradient is computed from."""
-
-    nats: Tensor
-    penalty: Tensor | None  # the sum of z (ln Z)^2
-    numbers_NV: Tensor  # the logits, of which the native kernels differentiate, or ln p
-    log_z_N: Tensor | None
-    native: bool
-
-    @property
-    def total(self) -> Tensor:
-        return self.nats if self.penalty is None else self.nats + self.penalty
-
-
-def _read(logits_NV: Tensor, targets_N: Tensor, z: float, *, spent: bool = False) -> _Read:
-    """Returns what logits say, in float32 or wider; if they are `spent`, ln p may take their place."""
-    made = native_gradients.likelihood(logits_NV, targets_N)
-    if made is not None:
-        nats, numbers_NV, log_z_N = made[0].sum(), logits_NV, made[1]
-    else:
-        wide_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
-        log_z_N = wide_NV.logsumexp(-1) if z else None
-        # a copy is not needed again
-        own = spent or wide_NV is not logits_NV
-        numbers_NV = torch.log_softmax(wide_NV, -1, out=wide_NV if own else None)
-        nats = -numbers_NV.gather(-1, targets_N[:, None]).sum()
-    penalty = z * log_z_N.square().sum() if z and log_z_N is not None else None
-    return _Read(nats, penalty, numbers_NV, log_z_N, made is not None)
-
-
-def _slope(read: _Read, targets_N: Tensor, z: float, d: Tensor, *, spent: bool = False) -> Tensor:
-    """Returns d (p (1 + 2 z ln Z) - 1[target]); it takes the place of ln p, and if they are `spent` of logits."""
-    numbers_NV, log_z_N = read.numbers_NV, read.log_z_N
-    if read.native:
-        assert log_z_N is not None
-        if spent:
-            torch.autograd.graph.increment_version(numbers_NV)  # whatever saved them too is told
-        return native_gradients.likelihood_gradient(numbers_NV, targets_N, log_z_N, z, d, within=spent)
-    dl_NV = numbers_NV.exp_()
-    if log_z_N is not None:
-        dl_NV.mul_(1 + 2 * z * log_z_N[:, None])
-    return dl_NV.scatter_add_(-1, targets_N[:, None], dl_NV.new_full((len(targets_N), 1), -1.0)).mul_(d)
-
-
 class NegativeLogLikelihood(torch.autograd.Function):
     """Both sums, of logits l; dl = p (1 + 2 z ln Z) - 1[target] takes the place of ln p, which is all that is saved.
 
@@ -178,18 +134,38 @@ class NegativeLogLikelihood(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits_NV: Tensor, targets_N: Tensor, z: float, spent: bool) -> tuple[Tensor, Tensor]:  # noqa: ANN401, D102
-        read = _read(logits_NV, targets_N, z, spent=spent)
-        ctx.z, ctx.spent, ctx.dtype, ctx.native = z, spent, logits_NV.dtype, read.native
-        ctx.save_for_backward(read.numbers_NV, targets_N, read.log_z_N)
-        ctx.mark_non_differentiable(read.nats)
-        return read.nats.clone() if read.penalty is None else read.total, read.nats
+        ctx.z, ctx.spent, ctx.dtype = z, spent, logits_NV.dtype
+        made = native_gradients.likelihood(logits_NV, targets_N)
+        if made is not None:
+            nats, log_z_N = made[0].sum(), made[1]
+            ctx.save_for_backward(logits_NV, targets_N, log_z_N)
+        else:
+            wide_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
+            log_z_N = wide_NV.logsumexp(-1) if z else None
+            # a copy is not needed again
+            own = spent or wide_NV is not logits_NV
+            log_p_NV = torch.log_softmax(wide_NV, -1, out=wide_NV if own else None)
+            nats = -log_p_NV.gather(-1, targets_N[:, None]).sum()
+            ctx.save_for_backward(log_p_NV, targets_N, log_z_N)
+        ctx.native = made is not None
+        ctx.mark_non_differentiable(nats)
+        total = nats.clone() if log_z_N is None or not z else nats + z * log_z_N.square().sum()
+        return total, nats
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, d: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401, D102  # pyright: ignore[reportIncompatibleMethodOverride]
         numbers_NV, targets_N, log_z_N = ctx.saved_tensors
-        read = _Read(d, None, numbers_NV, log_z_N, ctx.native)
-        return _slope(read, targets_N, ctx.z, d, spent=ctx.spent).to(ctx.dtype), None, None, None
+        if ctx.native:
+            if ctx.spent:
+                torch.autograd.graph.increment_version(numbers_NV)  # so that whatever saved the logits too raises
+            given = (numbers_NV, targets_N, log_z_N, ctx.z, d)
+            return native_gradients.likelihood_gradient(*given, within=ctx.spent), None, None, None
+        dl_NV = numbers_NV.exp_()
+        if log_z_N is not None:
+            dl_NV.mul_(1 + 2 * ctx.z * log_z_N[:, None])
+        dl_NV.scatter_add_(-1, targets_N[:, None], dl_NV.new_full((len(targets_N), 1), -1.0))
+        return dl_NV.mul_(d).to(ctx.dtype), None, None, None
 
 
 class ChunkedLoss(torch.autograd.Function):
