@@ -38,8 +38,8 @@ class Watched:
         sums = torch.zeros(len(place), 5, dtype=torch.float64, device=self.device)
         for one, before in zip(self.held, self.before, strict=True):
             after, grad = local(one.parameter), one.parameter.grad
-            parts = torch.zeros(1) if grad is None else local(grad), after - before, before, after
-            found = [one.double().square().sum() for one in parts]
+            parts = after.new_zeros(()) if grad is None else local(grad), after - before, before, after
+            found = [torch.linalg.vector_norm(part, dtype=torch.float64).square() for part in parts]
             sums[place[one.path]] = torch.stack([torch.ones_like(found[1]), *found]) / self.ranks.copies(one.parameter)
         gradients, updates = {}, {}
         for path, (here, *squares) in zip(self.paths, self.ranks.added(sums).tolist(), strict=True):
