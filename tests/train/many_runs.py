@@ -18,7 +18,6 @@ import pytest
 from small_runs import log
 from torch import Tensor
 
-from asbuilt.api.training import BLOCK
 from asbuilt.catalog import machines
 from asbuilt.measure.report import MEMORY
 from asbuilt.plan.train.stages import StageMemory
@@ -31,6 +30,8 @@ from asbuilt.train.recipe import Recipe
 from asbuilt.train.text import text_data
 
 MACHINE = machines.resolve("h100-sxm")
+# Where a block needs the most: with full checkpointing the plan of two ranks is 7 to 8% above.
+BLOCK = 0.1
 LIMIT = 240  # seconds, after which processes are killed
 
 
@@ -150,7 +151,7 @@ def memories(file: Path, ranks: int) -> list[dict[str, int]]:
 
 
 def far(stage: StageMemory, measured: dict[str, int]) -> list[str]:
-    """The figures of which the plan is further off than it claims: 3%; where a block is the most, a quarter more."""
+    """The figures of which the plan is further off than it claims: 3%; where a block is the most, a tenth more."""
     predicted = {"state": stage.state.total, "saved": stage.activations + stage.outside, "peak": stage.total}
     errors = {name: value / measured[name] - 1 for name, value in predicted.items()}
     most = {"peak": BLOCK if stage.moment.kind == "block" else MEMORY}
