@@ -77,14 +77,14 @@ def test_pairs_of_images_and_texts_are_planned(monkeypatch: pytest.MonkeyPatch) 
         words in shown.stdout for words in ("FLOPs per pair, exact", "training pairs", "57,600", "pairs per step")
     )
     made = json.loads(CliRunner().invoke(cli, ["train", "clip", "--dry-run", "--json"]).stdout)
-    assert (made["unit"], made["pairs"], made["pairs_per_step"]) == ("pairs", 57600, 72)
+    assert (made["unit"], made["tokens"], made["tokens_per_step"]) == ("pairs", 57600, 72)
     config = recipes.read("clip", []).model.config
     text = config["text_config"] | {"vocab_size": made["n_vocab"], "eos_token_id": made["n_vocab"] - 1}
     spec = read_config(config | {"text_config": text}, "clip").spec
     assert made["parameters"] == cost.total_parameters(spec)
     assert made["state_bytes"] == 16 * made["parameters"]
     run = Pass(tokens=16, batch=72, images=1, width=4)
-    assert made["flops_per_pair"]["exact"] == pytest.approx(cost.flops(spec, run).training / 72)
+    assert made["flops_per_token"]["exact"] == pytest.approx(cost.flops(spec, run).training / 72)
     refused = CliRunner().invoke(cli, ["train", "clip", "--dry-run", "parallel.ranks=2"])
     assert refused.exit_code == 2
     assert "parallel.ranks: needs a process alone" in refused.stderr

@@ -112,6 +112,7 @@ def test_suggestions_keep_the_pairs_that_are_contrasted() -> None:
     ("changes", "field"),
     [
         ({"chunked_loss": 2}, "chunked_loss"),
+        ({"loss": "asbuilt"}, "loss"),
         ({"lora": 4}, "lora"),
         ({"gpus": 2, "pp": 2}, "pp"),
         ({"gpus": 7, "cp": 7}, "cp"),

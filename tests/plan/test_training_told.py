@@ -91,6 +91,18 @@ def test_defaults_are_said_once() -> None:
     assert apart["options"]["documents"] is True
 
 
+def test_a_context_is_gathered_only_where_there_is_one() -> None:
+    """A search tries others than the layout that is given."""
+    with pytest.raises(InputError) as error:
+        train(DENSE, MACHINE, gather_context=True)
+    assert error.value.field == "gather_context"
+    words = ("plan", "train", "gpt2", "--gpu", "h100-sxm", "--gpus", "2", "--gather-context")
+    refused = run(*words)
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "--cp" in refused.stderr
+    assert run(*words, "--cp", "2").exit_code == run(*words, "--search").exit_code == 0
+
+
 def test_options_reach_the_plan() -> None:
     """Each word of the command line, as the field that it is; bits are an eighth of bytes."""
     words = (

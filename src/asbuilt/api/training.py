@@ -101,7 +101,8 @@ def _checked(spec: Spec, name: str, batch: int, seq: int | None) -> int:
 
 
 def _planned(spec: Spec, machine: Machine, batch: int, seq: int, kind: Checkpointing) -> TrainPlan:
-    rows = batch * seq if isinstance(spec, DualEncoder) else chunk_rows(spec.n_vocab)
+    paired = isinstance(spec, DualEncoder)
+    rows = batch * seq if paired else chunk_rows(spec.n_vocab)
     return planned(
         spec,
         machine,
@@ -111,7 +112,7 @@ def _planned(spec: Spec, machine: Machine, batch: int, seq: int, kind: Checkpoin
         dtype="fp32",
         checkpointing=kind,
         chunked_loss=-(-batch * seq // rows),
-        loss="asbuilt",
+        loss="pytorch" if paired else "asbuilt",  # pairs have a loss of their own
     )
 
 

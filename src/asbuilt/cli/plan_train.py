@@ -17,7 +17,7 @@ from asbuilt.dtypes import TRAINED
 from asbuilt.kernels.memory.loss import LOSSES
 from asbuilt.plan.train.choices import CHECKPOINTING, OFFLOADS
 from asbuilt.plan.train.optimizers import OPTIMIZERS
-from asbuilt.plan.train.options import Options
+from asbuilt.plan.train.options import Options, require_read
 from asbuilt.plan.train.schedule import SCHEDULES
 from asbuilt.shown import defaults_line
 
@@ -209,6 +209,8 @@ def train(
         host=parse_bytes(host, "host", per_second=True),
         **fields,
     )
+    if not searching:
+        require_read(options)
     given = ctx.get_parameter_source("accumulate") is not click.core.ParameterSource.DEFAULT
     if tokens_per_step is not None:
         options = stepping(options, parse_count(tokens_per_step, "tokens-per-step"), subject.each(options), given=given)

@@ -57,7 +57,7 @@ def planned(recipe: Recipe, spec: Model, machine: Machine, *, narrow: bool = Fal
         interleave=given.interleave,
         ep=given.expert,
         cp=given.context,
-        gather_context=True,
+        gather_context=given.context > 1,
         sequence_parallel=False,
         divide_vocabulary=given.vocabulary,
         zero=0 if ranks == 1 else 3,
@@ -70,7 +70,7 @@ def planned(recipe: Recipe, spec: Model, machine: Machine, *, narrow: bool = Fal
         documents=data.document_mask,
         offload="optimizer" if step.offload else "none",
         chunked_loss=max(1, -(-targets // rows)),
-        loss="asbuilt",
+        loss="pytorch" if paired else "asbuilt",  # pairs have a loss of their own
         lora=tune.rank if tune.adapters else None,
         targets=(tune.targets or None) if tune.adapters else None,
         tokens=float(recipe.run.steps * step.accumulate * (batch if paired else targets) * shares),

@@ -100,10 +100,15 @@ def tables(plan: ServePlan) -> Iterator[Table]:
     ]
     if plan.balances is not None:
         one = plan.balances["middle"]
-        rows.append(("expected requests/s at most", number(one.prefill, 4), number(one.decode, 4)))
-        rows.append(("devices for equal rates", f"{number(one.ratio, 3)} for each that decodes", ""))
+        rows.append(("expected requests/s at most", *(_rate(rate) for rate in (one.prefill, one.decode))))
+        if math.isfinite(one.ratio):
+            rows.append(("devices for equal rates", f"{number(one.ratio, 3)} for each that decodes", ""))
     yield Table("Pools", ("", "prefill", "decode"), rows)
     yield _first(plan, found)
+
+
+def _rate(requests: float) -> str:
+    return number(requests, 4) if math.isfinite(requests) else "any number"
 
 
 def _many(users: int | None) -> str:

@@ -73,8 +73,8 @@ ASSUMPTIONS = {
     "kernel": "asbuilt's attention: with sinks or capped scores the scores are saved, unless recomputed",
     "predictors": "layers for multi-token prediction are not trained",
     "images": "of models that read images or sounds in a text the text alone is trained; towers, projectors are frozen",
-    "backward": "the working memory of a block is declared where it is plain attention and MLPs; that of other blocks' "
-    "backward passes is taken to be that of their forward pass without gradients",
+    "backward": "the working memory of a block is what its parts declare (attention, feed-forwards, mixtures of "
+    "experts); of other blocks it is taken to be that of a forward pass without gradients",
     "experts": "tokens are spread evenly over the experts",
     "adamw-8bit": "one byte per moment, an fp32 scale per 256 of them; tensors under 4,096 numbers in fp32",
     "muon": "momentum for matrices; AdamW for vectors, embeddings and the head; gathering matrices takes no time",
@@ -102,8 +102,8 @@ class Options:
     the dense rate that scores reach, None for what is assumed of any kernel. `network` and `host` are bytes/s of one
     GPU, `price` is of one GPU's hour. With `documents` those of a sequence do not attend to each other, so that each
     sequence has positions and a mask of its own. `pad_vocabulary` pads it to a multiple of so many rows a
-    tensor-parallel rank. With `gather_context` attention gathers the keys and
-    values of all ranks, rather than passing them round a ring.
+    tensor-parallel rank. With `gather_context` attention gathers the keys and values of all ranks, rather than passing
+    them round a ring.
     """
 
     gpus: int = 1
@@ -238,6 +238,12 @@ class Options:
         """The placement; raises InputError if the degrees do not divide the GPUs."""
         degrees = {"tp": self.tp, "pp": self.pp, "ep": self.ep, "cp": self.cp, "zero": self.zero}
         return arrange(self.gpus, **degrees, vocabulary=self.divide_vocabulary, hsdp=self.hsdp)
+
+
+def require_read(options: Options) -> None:
+    """Raises InputError for an option that a plan of this layout does not read; a search may try others."""
+    if options.gather_context and options.cp == 1:
+        raise InputError("there is no context to gather", field="gather_context", value=True, fix="give --cp too")
 
 
 def stepping(options: Options, tokens: float, each: int | None = None, *, given: bool = False) -> Options:

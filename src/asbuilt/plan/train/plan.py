@@ -22,7 +22,7 @@ from asbuilt.plan.train.computing import Speed
 from asbuilt.plan.train.efficiency import reached
 from asbuilt.plan.train.ladder import against, ladder, logits
 from asbuilt.plan.train.optimizers import State
-from asbuilt.plan.train.options import ASSUMPTIONS, CHINCHILLA, CLIP_PAIRS, Options, stepping
+from asbuilt.plan.train.options import ASSUMPTIONS, CHINCHILLA, CLIP_PAIRS, Options, require_read, stepping
 from asbuilt.plan.train.published import SECONDS_AN_HOUR, Run, nearest
 from asbuilt.plan.train.stages import StageMemory, fullest
 from asbuilt.plan.train.step import TrainingStep
@@ -327,6 +327,7 @@ def train(
     if options is None and "seq" not in changes and spec is not None:
         changes["seq"] = min(Options.seq, spec.max_positions)
     made = replace(options or Options(), **changes)
+    require_read(made)
     if once is not None:
         made = stepping(made, once, subject.each(made), given="accumulate" in changes)
     return plan(subject, machine, made)

@@ -131,6 +131,9 @@ class Subject:
                 which = "two towers" if self.paired else "an encoder"
                 problem = f"not supported for a model with {which}"
                 raise InputError(problem, field=name, value=getattr(o, name), allowed="1")
+        if self.paired and o.loss != Options.loss:
+            problem = "it is of a vocabulary, and pairs have a loss of their own"
+            raise InputError(problem, field="loss", value=o.loss, fix="leave it out")
         if self.paired and o.chunked_loss > 1:
             problem = "each pair is contrasted with all others of its batch"
             raise InputError(problem, field="chunked_loss", value=o.chunked_loss, allowed="1")
