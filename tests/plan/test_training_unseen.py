@@ -1,6 +1,7 @@
 """Speeds of training that were looked up after the efficiencies were fixed, beside the plan at its defaults.
 
-No constant comes from a row here. Mixtures of experts stand apart, as documented.
+No constant was fitted to these rows. Mixtures of small experts have a test of their own: the plan misses them, as the
+documentation says.
 """
 
 from __future__ import annotations

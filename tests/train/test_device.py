@@ -1,4 +1,4 @@
-"""Where a run computes: on a processor of any name, and on GPUs that are only said to be here."""
+"""The device of a run: the processor, and GPUs that a faked torch.cuda reports."""
 
 from __future__ import annotations
 

@@ -268,10 +268,11 @@ class AttentionMemory(MappedMemory[Attention]):
         return max(memory(part.indexer).peak_bytes(run), whole + chosen)
 
     def room(self, run: Pass) -> Room | None:
-        """Gradients of the mix and of q, k and v; or RoPE's temporaries, where as much is gone or not yet there.
+        """Gradients of the mix and of q, k and v; or RoPE's temporaries, less what is saved but not there at that time.
 
-        Both ways RoPE has what it turns, swapped, multiplied and added: q and k at once, before the mix is saved and
-        after it is gone; or each after its norm, q before turned keys are there. A repetition has been given the mix.
+        Forward and backward RoPE holds three tensors as large as what it rotates. Without norms it rotates q and k
+        together, before the mix is saved and after it has been freed; with norms each alone, q before rotated keys are
+        saved. When selective checkpointing repeats the block, the mix is there already.
         """
         part = self.part
         if not self._declares_room(run):

@@ -16,7 +16,7 @@ from itertools import pairwise
 # A rate is kept up if delays grow by less than this share of the time.
 LEFT_OVER = 0.05
 BATCHES = 10
-# Standard errors between a growth and what it is told apart from.
+# Standard errors by which a growth must differ from a bound to be above or below it.
 SURE = 2.5
 # The second half of fewer requests than these is no line.
 LEAST = 2 * BATCHES

@@ -62,14 +62,14 @@ class Piece:
     those that are `lent` to other blocks and stay only where blocks are repeated. `working`, by checkpointing, is a
     block's working memory: a bound, unless its parts declare it (room.py). `awaited` are gradients that add up over the
     blocks of a stack, `made_again` the bytes of what its first block lends, which it makes twice where it is repeated.
-    `reduced` numbers of the stream are
-    summed over tensor-parallel ranks in a forward pass, and as many backward, `again` with full checkpointing;
-    outside the blocks once for both. `measured` are those of the loss of a divided vocabulary, `summed` bytes of
-    gradients those of weights that each of these ranks has whole, within what they divide. `sent` ones go to experts
-    and come back, each token's `once` if a node is sent it once; `passed` bytes of keys and values go round the ring of
-    a context, or are gathered. `products` and `scored` numbers of scores are for the time of a pass. `apart` bytes, by
-    checkpointing, are saved by what runs later, and gone before this piece's backward pass. `spared` FLOPs are those of
-    a last product that is only added to the stream: PyTorch's repetition of a block ends before it.
+    `reduced` numbers of the stream are summed over tensor-parallel ranks in a forward pass, and as many backward,
+    `again` with full checkpointing; outside the blocks once for both. `measured` are those of the loss of a divided
+    vocabulary, `summed` bytes of gradients those of weights that each of these ranks has whole, within what they
+    divide. `sent` ones go to experts and come back, each token's `once` if a node is sent it once; `passed` bytes of
+    keys and values go round the ring of a context, or are gathered. `products` and `scored` numbers of scores are for
+    the time of a pass. `apart` bytes, by checkpointing, are saved by what runs later, and gone before this piece's
+    backward pass. `spared` FLOPs are those of a last product that is only added to the stream: PyTorch's repetition of
+    a block ends before it.
     """
 
     dense: State = field(default_factory=State)
