@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,7 @@ from asbuilt.train.text import text_data
 MACHINE = machines.resolve("h100-sxm")
 # Where a block needs the most: with full checkpointing the plan of two ranks is 7 to 8% above.
 BLOCK = 0.1
-LIMIT = 240  # seconds, after which processes are killed
+LIMIT = 240  # seconds that processes may take
 
 
 def drawn(
@@ -53,9 +55,14 @@ def drawn(
 
 
 def free_port() -> int:
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        return held.getsockname()[1]
+    """A port that the system gives to nobody by itself: a group opens many, and one that starts would lose its own."""
+    while True:
+        with socket.socket() as held:
+            try:
+                held.bind(("127.0.0.1", port := random.SystemRandom().randrange(10_000, 32_000)))
+            except OSError:
+                continue
+            return port
 
 
 def environment(**more: object) -> dict[str, str]:
@@ -80,14 +87,22 @@ def started(command: list[str], ranks: int) -> list[subprocess.Popen[str]]:
 
 
 def ended(processes: Iterable[subprocess.Popen[str]]) -> list[tuple[int, str]]:
-    """The exit codes and stderr of processes; all are killed after the limit."""
-    processes, until = list(processes), time.monotonic() + LIMIT
-    try:
-        said = [one.communicate(timeout=max(1.0, until - time.monotonic()))[1] for one in processes]
-        return [(one.returncode, text) for one, text in zip(processes, said, strict=True)]
-    finally:
+    """The exit codes and stderr of processes.
+
+    After the limit, or a minute after one has failed, those that still run say where they are and are killed.
+    """
+    processes = list(processes)
+    with ThreadPoolExecutor(len(processes)) as pool:
+        said = [pool.submit(one.communicate) for one in processes]
+        until = time.monotonic() + LIMIT
+        while time.monotonic() < until and not all(one.done() for one in said):
+            if any(one.poll() for one in processes):
+                until = min(until, time.monotonic() + 60)
+            time.sleep(0.05)
         for one in processes:
-            one.kill()
+            if one.poll() is None:
+                one.send_signal(signal.SIGABRT)
+        return [(one.returncode, text.result()[1]) for one, text in zip(processes, said, strict=True)]
 
 
 class Jobs:
@@ -104,8 +119,10 @@ class Jobs:
     def run(self, ranks: int) -> None:
         file = self.folder / f"jobs-{ranks}.json"
         file.write_text(json.dumps(self.made))
-        for code, said in ended(started([sys.executable, many_worker.__file__, str(file)], ranks)):
-            assert code == 0, said[-3000:]
+        command = [sys.executable, "-X", "faulthandler", many_worker.__file__, str(file)]
+        found = ended(started(command, ranks))
+        failed = [f"rank {rank} ended with {code}:\n{said[-3000:]}" for rank, (code, said) in enumerate(found) if code]
+        assert not failed, "\n".join(failed)
 
 
 def require_close(one: Path, other: Path) -> None:
