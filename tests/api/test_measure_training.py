@@ -137,13 +137,24 @@ QWEN3 = {
 }
 
 
+NEOX = {
+    "model_type": "gpt_neox",
+    "hidden_size": 64,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 96,
+    "use_parallel_residual": False,
+}
+
+
 def few_characters(name: str, **changes: Any) -> Model:  # noqa: ANN401  any size
     """A model of few characters, whose blocks need more than the loss."""
     n_vocab = random.randint(16, 64)
     if name in ("gpt2", "llama"):
         sizes: dict[str, Any] = {**SIZES, "n_vocab": n_vocab, **changes}
         return gpt2.build(**sizes) if name == "gpt2" else decoder(**sizes)
-    config = {"mixtral": MIXTRAL, "qwen3": QWEN3, "t5": T5}[name]
+    config = {"mixtral": MIXTRAL, "qwen3": QWEN3, "t5": T5, "gpt_neox": NEOX}[name]
     return read_config({**config, "vocab_size": n_vocab, **changes}, name).spec
 
 
@@ -157,6 +168,13 @@ def few_characters(name: str, **changes: Any) -> Model:  # noqa: ANN401  any siz
         ("qwen3", {"head_dim": 64}, 2, 96),
         ("qwen3", {"head_dim": 16, "intermediate_size": 192}, 3, 64),
         ("qwen3", {"head_dim": 64, "intermediate_size": 128}, 2, 96),
+        ("gpt_neox", {"rotary_pct": 0.25}, 2, 96),
+        (
+            "gpt_neox",
+            {"rotary_pct": 0.75, "intermediate_size": 16, "vocab_size": 16},
+            2,
+            96,
+        ),  # in RoPE of a part of heads
         ("mixtral", {}, 2, 96),
         ("mixtral", {}, 4, 96),
         ("mixtral", {"intermediate_size": 48}, 4, 96),

@@ -91,6 +91,22 @@ def test_room_of_turning(w: int) -> None:
 
 
 @WIDTHS
+def test_training_room_of_turning_a_part(w: int) -> None:
+    """Heads of five numbers: three tensors of what is turned, or it and the whole; backward beside another whole.
+
+    Less the mix, which is not saved yet, or no longer. Else the gradients of the mix, q, k and v are the most.
+    """
+    heads = 21 * (6 + 2)
+    gradients = (MIXED + Q + K + V) * w
+    for turned, forward, backward in ((2, 5 + 2, 0), (4, 3 * 4, 5 + 3 * 4)):
+        part = replace(ATTENTION, positions=Rotary(d_rotary=turned))
+        found = memory(part).room(replace(RUN, width=w))
+        most = max(gradients, (heads * backward - MIXED) * w)
+        assert found == ((heads * forward - MIXED) * w, most, heads * forward * w, 0)
+        assert (most > gradients) == (turned == 4)
+
+
+@WIDTHS
 def test_room_of_norms_of_heads(w: int) -> None:
     """With a norm q and k are turned one after the other, and what was normed is there beside three of its size."""
     norm, rotary = RMSNorm(d=5), Rotary(d_rotary=4)

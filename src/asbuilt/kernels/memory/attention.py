@@ -270,9 +270,9 @@ class AttentionMemory(MappedMemory[Attention]):
     def room(self, run: Pass) -> Room | None:
         """Gradients of the mix and of q, k and v; or RoPE's temporaries, less what is saved but not there at that time.
 
-        Forward and backward RoPE holds three tensors as large as what it rotates. Without norms it rotates q and k
-        together, before the mix is saved and after it has been freed; with norms each alone, q before rotated keys are
-        saved. When selective checkpointing repeats the block, the mix is there already.
+        Forward and backward RoPE holds three tensors as large as what it rotates, or as `_turning` says. Without norms
+        it rotates q and k together, before the mix is saved and after it has been freed; with norms each alone, q
+        before rotated keys are saved. When selective checkpointing repeats the block, the mix is there already.
         """
         part = self.part
         if not self._declares_room(run):
@@ -287,14 +287,26 @@ class AttentionMemory(MappedMemory[Attention]):
         backward = mixed + max(self._projected(run), matrix)
         if not isinstance(part.positions, Rotary):
             return Room(0, backward)
+        tall, back = self._turning(part.positions)
         if part.q_norm is not None:
-            turning = max(3 * query - keys, 3 * keys)
+            turning = max(tall * query // part.d_head - keys, tall * keys // part.d_head)
             return Room(turning - mixed, backward, turning)
-        turning = 3 * (query + keys)
-        return Room(turning - mixed, max(backward, turning - mixed), turning)
+        turning, returning = (times * (query + keys) // part.d_head for times in (tall, back))
+        return Room(turning - mixed, max(backward, returning - mixed), turning)
+
+    def _turning(self, rotary: Rotary) -> tuple[int, int]:
+        """Returns the most numbers of each head that are there while it is turned, forward and backward.
+
+        Of a head turned in part, these three are as long as that part. Forward it is then joined with the rest;
+        backward they are beside a gradient of the rest, which is as long as the head.
+        """
+        whole, turned = self.part.d_head, rotary.d_rotary
+        if turned == whole:
+            return 3 * whole, 3 * whole
+        return max(3 * turned, whole + turned), whole + 3 * turned
 
     def _declares_room(self, run: Pass) -> bool:
-        """Whether heads are plain ones: turned as a whole or not at all, after two norms or none."""
+        """Whether heads are plain ones: turned or not, after two norms or none."""
         part = self.part
         rotary = part.positions if isinstance(part.positions, Rotary) else None
         looked_up = isinstance(part.positions, RelativeBuckets) and self._scores_by_bucket(run)
@@ -302,7 +314,7 @@ class AttentionMemory(MappedMemory[Attention]):
         changed += (part.temperature, (part.q_norm and part.rotate_first) or None)
         norms = [norm for norm in (part.q_norm, part.k_norm) if norm is not None]
         alike = not norms or (len(norms) == 2 and all(type(norm) is RMSNorm for norm in norms))
-        turned = part.positions is None if rotary is None else rotary.d_rotary == part.d_head
+        turned = part.positions is None or rotary is not None
         kept = part.value_width == part.d_head and part.value_scale == 1.0
         fused = turned and not self._uses_reference(run) and self._mask(run) != "added"
         plain = self.plain and kept and alike and (rotary is not None or not norms)
