@@ -86,23 +86,26 @@ def started(command: list[str], ranks: int) -> list[subprocess.Popen[str]]:
     ]
 
 
-def ended(processes: Iterable[subprocess.Popen[str]]) -> list[tuple[int, str]]:
+def ended(processes: Iterable[subprocess.Popen[str]], limit: float = LIMIT) -> list[tuple[int, str]]:
     """The exit codes and stderr of processes.
 
-    After the limit, or a minute after one has failed, those that still run say where they are and are killed.
+    After the limit, or a quarter of it after one has failed, those that still run say where they are and are killed.
     """
     processes = list(processes)
     with ThreadPoolExecutor(len(processes)) as pool:
         said = [pool.submit(one.communicate) for one in processes]
-        until = time.monotonic() + LIMIT
-        while time.monotonic() < until and not all(one.done() for one in said):
-            if any(one.poll() for one in processes):
-                until = min(until, time.monotonic() + 60)
-            time.sleep(0.05)
-        for one in processes:
-            if one.poll() is None:
-                one.send_signal(signal.SIGABRT)
-        return [(one.returncode, text.result()[1]) for one, text in zip(processes, said, strict=True)]
+        until = time.monotonic() + limit
+        try:
+            while time.monotonic() < until and not all(one.done() for one in said):
+                if any(one.poll() for one in processes):
+                    until = min(until, time.monotonic() + limit / 4)
+                time.sleep(0.05)
+        finally:
+            for one in processes:
+                if one.poll() is None:
+                    one.send_signal(signal.SIGABRT)
+    # there are codes only now that the pool has waited
+    return [(one.returncode, text.result()[1]) for one, text in zip(processes, said, strict=True)]
 
 
 class Jobs:
