@@ -107,6 +107,19 @@ def test_training_room_of_turning_a_part(w: int) -> None:
 
 
 @WIDTHS
+@pytest.mark.parametrize(("turned", "most"), [(2, 5 + 2), (4, 3 * 4)])
+def test_training_room_of_turning_a_part_after_norms(w: int, turned: int, most: int) -> None:
+    """Queries are turned before rotated keys are saved, then keys: where there are as many keys, these are the most."""
+    norm = RMSNorm(d=5)
+    for keys in (2, 6):
+        part = replace(ATTENTION, n_kv_heads=keys, positions=Rotary(d_rotary=turned), q_norm=norm, k_norm=norm)
+        found = memory(part).room(replace(RUN, width=w))
+        turning = max(21 * 6 * most - 21 * keys * 5, 21 * keys * most)
+        assert found is not None
+        assert (found.forward, found.again) == ((turning - MIXED) * w, turning * w)
+
+
+@WIDTHS
 def test_room_of_norms_of_heads(w: int) -> None:
     """With a norm q and k are turned one after the other, and what was normed is there beside three of its size."""
     norm, rotary = RMSNorm(d=5), Rotary(d_rotary=4)

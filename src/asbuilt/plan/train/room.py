@@ -16,7 +16,8 @@ def room(part: Part, run: Pass, way: Checkpointing) -> int | None:
 
     Forward or backward, a branch does without what the branches after it save; of a block that selective checkpointing
     repeats, results of their products are there. Forward it has its body's room, or what the body gives beside the sum;
-    in a repetition the gradient of the block's result too.
+    in a repetition the gradient of the block's result too. A repetition ends with the last saved tensor, before the
+    last branch's result (`early_stop` of `torch.utils.checkpoint`).
     """
     if not isinstance(part, Block) or part.updates is not None:
         return None
@@ -28,7 +29,8 @@ def room(part: Part, run: Pass, way: Checkpointing) -> int | None:
             return None
         stream = run.rows * branch.body.d_model * run.width
         most = max(most, stream + body.backward - gone)
-        forward = max(body.again if way in GIVEN else body.forward, 2 * stream)
+        summed = 0 if way != "none" and branch is part.branches[-1] else 2 * stream
+        forward = max(body.again if way in GIVEN else body.forward, summed)
         most = max(most, forward + (way != "none") * stream - absent)
         before -= _bytes(branch, run, way)
         most = max(most, body.first - before - gone) if way in GIVEN else most
