@@ -628,7 +628,9 @@ FSDP: dict[str, tuple[dict[str, Any], list[tuple[str, int, int]]]] = {
             ("block", 256_128 + 3 * 172_800 - 8_192, 0),  # as are those of the last two
             ("loss", 256_128, 0),
             ("gradient", 256_128, 0),
-            ("block", 256_128 + 2 * 172_800, 128_128 + 172_800 - 8_192),  # copied out; the next; scattered of the last
+            ("block", 256_128 + 2 * 172_800, 128_128),  # the last: copied out, and the next one's buffer
+            ("block", 256_128 + 172_800, 128_128 + 172_800 - 8_192),  # the first: what the one before scatters
+            ("block", 256_128 + 2 * 172_800, 128_128 + 172_800 - 8_192),  # one between
             ("block", 256_128 + 172_800, 128_128 + 2 * 172_800 + 8_192 - 8_192),
             ("gradient", 256_128, 256_128 + 172_800 - 54_016),
             ("gradient", 0, 2 * 256_128 - 54_016),
@@ -641,6 +643,8 @@ FSDP: dict[str, tuple[dict[str, Any], list[tuple[str, int, int]]]] = {
             ("block", 256_128 + 3 * 25_344 + 73_728 - 8_192, 0),
             ("loss", 256_128, 0),
             ("gradient", 256_128, 0),
+            ("block", 256_128 + 2 * 25_344 + 73_728, 128_128),
+            ("block", 256_128 + 25_344 + 73_728, 128_128 + 25_344 + 73_728 - 8_192),
             ("block", 256_128 + 2 * 25_344 + 73_728, 128_128 + 25_344 + 73_728 - 8_192),
             ("block", 256_128 + 25_344, 128_128 + 2 * 25_344 + 73_728),
             ("gradient", 256_128, 256_128 + 99_072 - 54_016),
@@ -654,6 +658,8 @@ FSDP: dict[str, tuple[dict[str, Any], list[tuple[str, int, int]]]] = {
             ("block", 256_128 + 172_800 - 8_192, 0),
             ("loss", 256_128, 0),
             ("gradient", 256_128, 0),
+            ("block", 256_128 + 172_800, 0),
+            ("block", 256_128 + 172_800, 172_800 - 8_192),
             ("block", 256_128 + 172_800, 172_800 - 8_192),
             ("block", 256_128, 172_800),
             ("gradient", 256_128, 172_800 - 54_016),
@@ -667,6 +673,8 @@ FSDP: dict[str, tuple[dict[str, Any], list[tuple[str, int, int]]]] = {
             ("block", 256_128 + 3 * 172_800 - 8_192, 0),
             ("loss", 256_128, 0),
             ("gradient", 256_128, 0),
+            ("block", 256_128 + 2 * 172_800, 128_128),
+            ("block", 256_128 + 172_800, 128_128 + 345_600 - 8_192),
             ("block", 256_128 + 2 * 172_800, 128_128 + 345_600 - 8_192),
             ("block", 256_128 + 172_800, 128_128 + 172_800 + 345_600),
             ("gradient", 256_128, 256_128 + 345_600 - 54_016),
@@ -684,6 +692,21 @@ def test_what_fsdp_holds_at_each_moment(name: str) -> None:
     assert stage.activations + stage.outside == 54_016
     assert [(one.kind, one.gathered, one.scattered) for one in moments(stage)] == expected
     assert stage.moment == max(moments(stage), key=lambda one: one.gathered + one.scattered + one.working)
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [
+        (1, [(256_128 + 2 * 172_800, 128_128)]),
+        (2, [(256_128 + 2 * 172_800, 128_128), (256_128 + 172_800, 128_128 + 172_800 - 8_192)]),
+    ],
+)
+def test_no_block_of_two_has_one_before_and_one_after_it(number: int, expected: list[tuple[int, int]]) -> None:
+    """Of one alone a buffer more is a bound."""
+    given = Options(**{**BASE, "gpus": 2, "zero": 3, "checkpointing": "full"})
+    stage = plan(Subject(replace(SPARSE, blocks=SPARSE.blocks[:number])), MACHINE, given).trial.fullest
+    found = {(one.gathered, one.scattered) for one in moments(stage) if one.working == stage.recompute_peak}
+    assert found == set(expected)
 
 
 def test_gradients_that_zero_2_scatters() -> None:

@@ -88,20 +88,24 @@ def _of_fsdp(stage: StageMemory) -> Iterator[Moment]:
     root = _sum(_group(stage, piece.dense) for piece in section.outer)
     late = (stage.shares.copied, stage.shares.after.dense) if section.stage.last else ()
     waiting = sum(_group(stage, state).gradients for state in late)  # from the loss on
-    block, several = _largest(stage), sum(count for _, count in section.kinds) > 1
-    coming, before = (block.buffer, block.reduced) if several else (0, 0)
+    block, count = _largest(stage), sum(count for _, count in section.kinds)
+    coming = block.buffer if count > 1 else 0
     kept = 0 if stage.job.offloads_activations else min(kind.kept[stage.job.checkpointing] for kind, _ in section.kinds)
     # the buffer of the group before is held until a group's weights are copied out
     yield _without(saved, "block", root.weights + root.buffer + block.buffer + block.weights)
     yield _without(kept, "block", root.weights + coming + block.buffer + block.weights)
     yield Moment(kind="loss", gathered=root.weights, working=stage.loss_peak)
     yield Moment(kind="gradient", gathered=root.weights, working=max(stage.head_peak, stage.norm_peak))
-    yield Moment(
-        kind="block",
-        gathered=root.weights + block.weights + block.buffer,
-        scattered=waiting + max(0, before - kept),  # as much is gone as the block before had saved
-        working=stage.recompute_peak,
-    )
+    # the last block has the next one's buffer beside it, the first the gradients before, those between have both;
+    # of one block alone, which has neither, the buffer makes it a bound
+    for ahead, behind in ((True, False), (False, True), (True, True))[:count]:
+        yield Moment(
+            kind="block",
+            gathered=root.weights + block.weights + (block.buffer if ahead else 0),
+            # as much is gone as the block before had saved
+            scattered=waiting + (max(0, block.reduced - kept) if behind else 0),
+            working=stage.recompute_peak,
+        )
     scattering = waiting + block.gradients + block.reduced + stage.shares.stream
     yield _without(kept, "block", root.weights + coming, scattering)
     encoder = coming if stage.encoded else 0  # its last block's, whose pass is next
